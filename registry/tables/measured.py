@@ -275,6 +275,21 @@ class _File(Struct, forbid_unknown_fields=True):
     trees: dict[str, _Trees] = {}
     closer: dict[str, _Trees] = {}
     config_trees: dict[str, dict[Name, _ConfigTrees]] = {}
+    same: dict[str, dict[Name, tuple[int, str]]] = {}
+    """Trees for configs that are those of another rule, with an order of their own."""
+
+    def chosen(self) -> dict[int, dict[str, ConfigTrees]]:
+        """The trees for configs of each rule."""
+        found = {
+            int(index): {name: ConfigTrees(one.made(), one.order) for name, one in own.items()}
+            for index, own in self.config_trees.items()
+        }
+        for index, names in self.same.items():
+            for name, (rule, order) in names.items():
+                if name not in self.config_trees.get(str(rule), {}):
+                    raise ValueError(f"rule {index} has the trees of rule {rule} for configs of {name}, which has none")
+                found.setdefault(int(index), {})[name] = ConfigTrees(found[rule][name].trees, order)
+        return found
 
 
 def _checked(file: _File) -> MeasuredSizes:
@@ -298,10 +313,7 @@ def _checked(file: _File) -> MeasuredSizes:
         {int(index): Shapes(listed) for index, listed in file.rules.items()},
         tuple(file.contestants),
         {int(index): found.made() for index, found in file.trees.items()},
-        {
-            int(i): {name: ConfigTrees(one.made(), one.order) for name, one in found.items()}
-            for i, found in file.config_trees.items()
-        },
+        file.chosen(),
         {int(index): Closer(found.made()) for index, found in file.closer.items()},
     )
 
@@ -327,15 +339,16 @@ def _dumped(value: Any) -> str:
 
 def _trees_text(found: MeasuredSizes) -> str:
     rules = [f'"{index}": {_listed(trees)}' for index, trees in sorted(found.trees.items())]
-    chosen = []
+    chosen, same = [], []
+    written: dict[int, int] = {}  # the first rule that has these very trees
     for index, each in sorted(found.config_trees.items()):
-        chosen.append(
-            f'"{index}": {{\n'
-            + ",\n".join(f'"{name}": {_listed(each[name].trees, order=each[name].order)}' for name in sorted(each))
-            + "}"
-        )
+        own = [name for name in sorted(each) if written.setdefault(id(each[name].trees), index) == index]
+        lines = ",\n".join(f'"{name}": {_listed(each[name].trees, order=each[name].order)}' for name in own)
+        chosen += [f'"{index}": {{\n{lines}}}'] if own else []
+        others = {name: [written[id(each[name].trees)], each[name].order] for name in sorted(each) if name not in own}
+        same += [f'"{index}": {_dumped(others)}'] if others else []
     looks = [f'"{index}": {_listed(one.trees)}' for index, one in sorted(found.closer.items())]
-    named = (("trees", rules), ("closer", looks), ("config_trees", chosen))
+    named = (("trees", rules), ("closer", looks), ("config_trees", chosen), ("same", same))
     return "".join(f',\n"{name}": {{\n' + ",\n".join(parts) + "\n}" for name, parts in named if parts)
 
 

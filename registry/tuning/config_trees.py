@@ -12,6 +12,9 @@ from registry.tables.config_order import ASKED, Config, ConfigTrees, Cost, coord
 from registry.tables.trees import Trees
 from registry.tuning.boosting import PARTS, Extent, boosted
 
+MOST_OF = 0.5
+"""The share of what pooled trees have seen from which on a kind takes them without trees of its own beside them: nine
+tenths of what products in several kinds were timed on are single ones of 16 bits, which lose by either as much."""
 LEAST = 50
 """Shapes on which several configs of a variant were timed, below which the nearest decide."""
 EXTENTS = {
@@ -59,16 +62,50 @@ class Timed:
         return [at for config in ordered if (at := places[id(config)]) in self.ms]
 
 
-def fitted_config_trees(coordinates: Sequence[str], shapes: Sequence[Mapping[str, Timed]]) -> dict[str, ConfigTrees]:
-    """By variant; of `shapes` each has what was timed of variants with several configs."""
-    names = sorted({name for timed in shapes for name in timed})
-    found = {}
-    for name in names:
-        own = {place: timed[name] for place, timed in enumerate(shapes) if name in timed}
-        if len(own) >= LEAST:
+@dataclass(frozen=True)
+class Pooled:
+    """Trees of one variant that have seen shapes of several kinds."""
+
+    trees: ConfigTrees
+    shapes: int
+
+
+def fitted_config_trees(
+    coordinates: Sequence[str], shapes: Sequence[Mapping[str, Timed]], pooled: Mapping[str, Pooled] | None = None
+) -> dict[str, ConfigTrees]:
+    """By variant; of `shapes` each has what was timed of variants with several configs. Those that are `pooled` are
+    kept where they lose less on shapes left out, or where most of what they have seen are these shapes."""
+    pooled, found = pooled or {}, {}
+    for name, own in _by_variant(shapes).items():
+        if name in pooled and len(own) > MOST_OF * pooled[name].shapes:
+            found[name] = pooled[name].trees
+        elif len(own) >= LEAST:
             fitted = [_fitted(name, tuple(coordinates), own, near) for near in NEAR]
+            fitted += [pooled[name].trees] if name in pooled else []
             found[name] = min(fitted, key=lambda trees: _lost_left_out(trees, own))
     return found
+
+
+def pooled_config_trees(kinds: Sequence[tuple[Sequence[str], Sequence[Mapping[str, Timed]]]]) -> dict[str, Pooled]:
+    """Trees of variants that were timed on shapes of several kinds: of each its coordinates and its shapes. Each part
+    of such trees has seen of a kind what the same part of that kind's own trees would have."""
+    coordinates = tuple(dict.fromkeys(name for names, _ in kinds for name in names))
+    each = [_by_variant(shapes) for _, shapes in kinds]
+    found = {}
+    for name in sorted({name for own in each for name in own}):
+        several = [own[name] for own in each if len(own.get(name, ())) >= LEAST]
+        if len(several) > 1:
+            pairs = enumerate((place, timed) for own in several for place, timed in own.items())
+            every = {PARTS * number + place % PARTS: timed for number, (place, timed) in pairs}
+            fitted = [_fitted(name, coordinates, every, near) for near in NEAR]
+            found[name] = Pooled(min(fitted, key=lambda trees: _lost_left_out(trees, every)), len(every))
+    return found
+
+
+def _by_variant(shapes: Sequence[Mapping[str, Timed]]) -> dict[str, dict[int, Timed]]:
+    """What was timed of each variant, by the place of the shape."""
+    names = sorted({name for timed in shapes for name in timed})
+    return {name: {place: timed[name] for place, timed in enumerate(shapes) if name in timed} for name in names}
 
 
 def order_digest(orders: Iterable[Sequence[tuple[Config, float]]]) -> str:

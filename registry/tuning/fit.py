@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from registry.tables.nearest import NEVER, Config
 from registry.tables.shapes import DIGITS, Result, Shape
 from registry.tables.trees import Trees
 from registry.tuning.closer import closer_look
-from registry.tuning.config_trees import Timed, fitted_config_trees, order_digest
+from registry.tuning.config_trees import Pooled, Timed, fitted_config_trees, order_digest
 from registry.tuning.journal import CaseResults, Entry
 from registry.tuning.trees import fitted_trees
 from registry.tuning.weights import LEAST, found_weights
@@ -108,6 +108,48 @@ class Earlier:
     closer: Closer | None = None
 
 
+@dataclass(frozen=True)
+class Known:
+    """What is known of measured shapes of one op before anything is fitted to them."""
+
+    cases: Sequence[CaseResults]
+    settings: Settings
+    fair: list[CaseResults]
+    """Those that take part."""
+    could: Collection[int]
+    """Those that could if others had been timed as they were, by identity."""
+    target: Target
+    problems: list[Any]
+    coordinates: tuple[str, ...]
+    points: list[tuple[float, ...]]
+    sources: Mapping[str, str]
+    configs: list[dict[str, Sequence[Config]]]
+    timed: list[dict[str, Timed]]
+
+
+def known_of(cases: Sequence[CaseResults], machine: Mapping[str, Any], settings: Settings | None = None) -> Known:
+    """Of cases of one op, measured on this machine where they name no other. Raises ValueError where nothing was
+    measured."""
+    settings = settings or Settings()
+    whole = [case for case in cases if comparable(case, settings)]
+    fair = telling(whole, settings)
+    if not fair:
+        raise ValueError("no shape has been measured with all its contestants")
+    target = target_of(machine)
+    problems = [problem_of(case, target_of(case.machine) if case.machine else target) for case in fair]
+    likenesses = [problem.likeness() for problem in problems]
+    coordinates = tuple(dict.fromkeys(name for found in likenesses for name in found))
+    points = [tuple(round(found.get(name, 0.0), DIGITS) for name in coordinates) for found in likenesses]
+    sources = {name: fingerprint_of(variant) for name, variant in catalog.get().of(fair[0].op).items()}
+    configs = [_configs(case, problem) for case, problem in zip(fair, problems, strict=True)]
+    timed = [
+        _timed(case, problem, own, dict(zip(coordinates, point, strict=True)), sources, settings)
+        for case, problem, own, point in zip(fair, problems, configs, points, strict=True)
+    ]
+    could = {id(case) for case in whole}
+    return Known(cases, settings, fair, could, target, problems, coordinates, points, sources, configs, timed)
+
+
 def fit(
     cases: Sequence[CaseResults],
     machine: Mapping[str, Any],
@@ -119,24 +161,21 @@ def fit(
 
     Raises ValueError where nothing was measured.
     """
-    settings = settings or Settings()
-    whole = [case for case in cases if comparable(case, settings)]
-    fair = telling(whole, settings)
-    if not fair:
-        raise ValueError("no shape has been measured with all its contestants")
-    op, target = fair[0].op, target_of(machine)
-    problems = [problem_of(case, target_of(case.machine) if case.machine else target) for case in fair]
-    likenesses = [problem.likeness() for problem in problems]
-    coordinates = tuple(dict.fromkeys(name for found in likenesses for name in found))
-    points = [tuple(round(found.get(name, 0.0), DIGITS) for name in coordinates) for found in likenesses]
-    sources = {name: fingerprint_of(variant) for name, variant in catalog.get().of(op).items()}
-    configs = [_configs(case, problem) for case, problem in zip(fair, problems, strict=True)]
+    return fit_known(known_of(cases, machine, settings), before)
+
+
+def fit_known(
+    known: Known, before: Earlier | None = None, pooled: Callable[[], Mapping[str, Pooled]] | None = None
+) -> Fit:
+    """The same of what is known. `pooled`: trees for configs that have seen other cases of the op, too."""
+    settings, fair, problems, coordinates = known.settings, known.fair, known.problems, known.coordinates
+    points, sources, configs, timed = known.points, known.sources, known.configs, known.timed
+    op, target = fair[0].op, known.target
     declared = [_declared(own, problem) for own, problem in zip(configs, problems, strict=True)]
-    timed = [
-        _timed(case, problem, own, dict(zip(coordinates, point, strict=True)), sources, settings)
-        for case, problem, own, point in zip(fair, problems, configs, points, strict=True)
-    ]
-    config_trees = before.config_trees if before is not None else fitted_config_trees(coordinates, timed)
+    if before is not None:
+        config_trees = before.config_trees
+    else:
+        config_trees = fitted_config_trees(coordinates, timed, pooled() if pooled is not None else None)
     orders = {name: _order(name, problems, configs) for name in config_trees.keys() & catalog.get().of(op).keys()}
     config_trees = {
         name: dataclasses.replace(trees, order=trees.order or orders.get(name, ""))
@@ -165,8 +204,9 @@ def fit(
     kept = [place for place, name in enumerate(coordinates) if name in asked_about]
     shapes = [dataclasses.replace(shape, point=tuple(shape.point[place] for place in kept)) for shape in shapes]
     coordinates = tuple(coordinates[place] for place in kept)
-    taken, could = {id(case) for case in fair}, {id(case) for case in whole}
-    skipped = {case.text: BY_LAUNCHES if id(case) in could else UNEVEN for case in cases if id(case) not in taken}
+    taken = {id(case) for case in fair}
+    left = [case for case in known.cases if id(case) not in taken]
+    skipped = {case.text: BY_LAUNCHES if id(case) in known.could else UNEVEN for case in left}
     found = coordinates, named, dict(before.weights), before.trees, config_trees, before.closer, orders
     return Fit(op, fair, shapes, problems, declared, timed, *found, libraries, target, skipped)
 

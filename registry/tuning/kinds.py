@@ -7,6 +7,7 @@ lost a fifth to a half more on three draws of those, and those of 32 bits were t
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ from registry.tables.match import compile_condition
 from registry.tables.measured import MeasuredSizes, neighbours_of, read_beside
 from registry.tables.model import Rule, Table
 from registry.tables.shapes import DIGITS, Shape
-from registry.tuning.fit import Earlier, Fit, Settings, fit
+from registry.tuning.config_trees import Pooled, pooled_config_trees
+from registry.tuning.fit import Earlier, Fit, Known, Settings, fit, fit_known, known_of
 from registry.tuning.journal import CaseResults
 
 Kind = Mapping[str, Any]
@@ -50,18 +52,21 @@ def fits(
 ) -> list[Fit]:
     """The fit of each kind, in the order of rules; with `before`, from what was fitted earlier. A kind of which no
     shape was measured with all its contestants has none. Raises ValueError where no kind has one."""
-    found: list[Fit] = []
+    known: list[tuple[Kind, Known, Earlier | None]] = []
     failed: ValueError | None = None
     for place, (kind, own) in enumerate(parted(cases)):
         try:
-            one = fit(own, machine, settings, before[place] if place < len(before) else None)
+            known.append((kind, known_of(own, machine, settings), before[place] if place < len(before) else None))
         except ValueError as error:
             failed = error
-            continue
-        found.append(dataclasses.replace(one, apart=kind))
-    if failed is not None and not found:
+    if failed is not None and not known:
         raise failed
-    return found
+
+    @functools.cache
+    def pooled() -> dict[str, Pooled]:
+        return pooled_config_trees([(one.coordinates, one.timed) for _, one, _ in known])
+
+    return [dataclasses.replace(fit_known(one, earlier, pooled), apart=kind) for kind, one, earlier in known]
 
 
 def kept(table: Table, cases: Sequence[CaseResults], machine: Mapping[str, Any]) -> list[Earlier | None]:

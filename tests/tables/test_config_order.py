@@ -1,5 +1,6 @@
 """Trees that tell which config is fastest: what they are asked, and who answers where they cannot."""
 
+import dataclasses
 import json
 import math
 import random
@@ -211,4 +212,29 @@ def test_a_file_whose_trees_ask_for_something_else_is_refused():
     data = json.loads(written(config_trees(SMALL_IS_FAST)))
     data["config_trees"]["0"]["ours"]["coordinates"][1:3] = [GUESS, PLACE]
     with pytest.raises(ValueError, match=PLACE):
+        read(json.dumps(data))
+
+
+def of_two_rules() -> measured.MeasuredSizes:
+    """Whose trees are the same, each knowing its configs in an order of its own."""
+    one = dataclasses.replace(config_trees(SMALL_IS_FAST), order="1" * 12)
+    shape = Shape((1,), (1.0,), (Result(0, 0.0, 0.0),))
+    trees = {0: {"ours": one}, 1: {"ours": ConfigTrees(one.trees, "2" * 12)}}
+    rules, shapes = {0: ((1,),), 1: ((1,),)}, {0: (shape,), 1: (shape,)}
+    return measured.MeasuredSizes(("m",), rules, ("size",), shapes, CONTESTANTS, config_trees=trees)
+
+
+def test_trees_of_several_rules_are_written_once_and_read_as_one():
+    text = measured.text(of_two_rules())
+    assert text.count('"parts"') == 1
+    found = read(text).config_trees
+    assert found[0]["ours"].trees is found[1]["ours"].trees
+    assert [found[rule]["ours"].order[0] for rule in (0, 1)] == ["1", "2"]
+    assert measured.text(read(text)) == text
+
+
+@pytest.mark.parametrize("told", [{"1": {"ours": [2, ""]}}, {"1": {"theirs": [0, ""]}}, {"1": {"ours": [1, ""]}}])
+def test_a_file_that_names_trees_of_a_rule_without_them_is_refused(told):
+    data = {**json.loads(measured.text(of_two_rules())), "same": told}
+    with pytest.raises(ValueError, match="which has none"):
         read(json.dumps(data))

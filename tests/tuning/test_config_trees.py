@@ -1,12 +1,13 @@
 """Trees for configs, fitted to what was timed of them."""
 
+import dataclasses
 import math
 import random
 
 from registry.tables.config_order import ConfigTrees
 from registry.tuning import config_trees as fitting
 from registry.tuning.boosting import Extent
-from registry.tuning.config_trees import Timed, fitted_config_trees
+from registry.tuning.config_trees import Timed, fitted_config_trees, pooled_config_trees
 
 COORDINATES = ("size", "noise")
 CONFIGS = [{"BLOCK": 128, "MODE": "coop"}, {"BLOCK": 64, "MODE": "coop"}, {"BLOCK": 32, "MODE": "solo"}]
@@ -84,3 +85,54 @@ def test_a_shape_left_out_is_told_by_the_others():
     unseen = sum(timed["ours"].order(trees, place)[0] == best[place] for place, timed in enumerate(found)) / 200
     seen = sum(timed["ours"].order(trees, None)[0] == best[place] for place, timed in enumerate(found)) / 200
     assert unseen < 0.62 < seen
+
+
+def test_a_kind_with_few_shapes_is_told_by_what_another_was_timed_on():
+    few, many = shapes(fitting.LEAST, seed=11), shapes(400, seed=8)
+    pooled = pooled_config_trees([(COORDINATES, few), (COORDINATES, many)])
+    assert pooled["ours"].shapes == fitting.LEAST + 400
+    own = fitted_config_trees(COORDINATES, few)["ours"]
+    kept = fitted_config_trees(COORDINATES, few, pooled)["ours"]
+    assert kept is pooled["ours"].trees and lost_left_out(kept, few) < lost_left_out(own, few)
+
+
+def lost_left_out(trees: ConfigTrees, own) -> float:
+    return fitting._lost_left_out(trees, {place: timed["ours"] for place, timed in enumerate(own)})
+
+
+def test_a_kind_that_is_told_better_by_itself_keeps_trees_of_its_own():
+    """Of the other kind, which has a hundred shapes for each of this one's, the other configs are fast."""
+    few, many = shapes(100, seed=7), shapes(1500, seed=8)
+    turned = [{"ours": dataclasses.replace(one["ours"], ms={0: 3.0, 1: 2.0, 2: 1.0})} for one in many]
+    pooled = pooled_config_trees([(COORDINATES, few), (COORDINATES, turned)])
+    assert fitted_config_trees(COORDINATES, few, pooled) == fitted_config_trees(COORDINATES, few)
+
+
+def test_a_kind_with_most_of_the_shapes_takes_pooled_trees_unasked(monkeypatch):
+    few, many = shapes(fitting.LEAST, seed=7), shapes(fitting.LEAST + 1, seed=8)
+    pooled = pooled_config_trees([(COORDINATES, few), (COORDINATES, many)])
+    monkeypatch.setattr(fitting, "_fitted", None)
+    assert fitted_config_trees(COORDINATES, many, pooled)["ours"] is pooled["ours"].trees
+
+
+def test_what_was_timed_on_one_kind_alone_is_not_pooled():
+    assert pooled_config_trees([(COORDINATES, shapes(100)), (COORDINATES, [{}] * 100)]) == {}
+    assert pooled_config_trees([(COORDINATES, shapes(100)), (COORDINATES, shapes(fitting.LEAST - 1))]) == {}
+
+
+def test_a_part_of_pooled_trees_has_not_seen_what_the_same_part_of_a_kinds_own_would_not_have():
+    """Chance, learnt by heart: of each kind a part errs on those shapes that it has not seen, and on no other."""
+    chance = random.Random(3)
+    kinds = []
+    for kind, count in enumerate((81, 90)):
+        ms = [{0: 1.0, 1: chance.choice((0.5, 2.0))} for _ in range(count)]
+        likenesses = [{"size": float(place), "noise": float(kind)} for place in range(count)]
+        kinds.append([{"ours": Timed(one, CONFIGS[:2], None, took)} for one, took in zip(likenesses, ms, strict=True)])
+    trees = pooled_config_trees([(COORDINATES, own) for own in kinds])["ours"].trees
+    for own in kinds:
+        told = lambda place, of, own=own: own[place]["ours"].order(trees, of)[0]  # noqa: E731
+        best = [min(timed["ours"].ms, key=timed["ours"].ms.get) for timed in own]
+        right = [[told(place, of) == best[place] for place in range(len(own))] for of in range(4)]
+        unseen = [right[of][place] for of in range(4) for place in range(len(own)) if place % 4 == of]
+        seen = [right[of][place] for of in range(4) for place in range(len(own)) if place % 4 != of]
+        assert sum(unseen) / len(unseen) < 0.65 < 0.7 < sum(seen) / len(seen)
