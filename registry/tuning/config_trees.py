@@ -13,9 +13,9 @@ from registry.tables.trees import Trees
 from registry.tuning.boosting import PARTS, Extent, boosted
 
 MOST_OF = 0.5
-"""The share of what pooled trees have seen from which on a kind takes them without trees of its own beside them. Most of
-what products of several kinds were timed on are single ones of 16 bits: 1,385 drawn ones lose 0.95% by the configs of
-pooled trees, 1.05 by those of their own."""
+"""The share of what pooled trees have seen from which on a kind takes them without trees of its own beside them. Most
+of what products of several kinds were timed on are single ones of 16 bits: 1,385 drawn ones lose 0.95% by the configs
+of pooled trees, 1.05 by those of their own."""
 LEAST = 50
 """Shapes on which several configs of a variant were timed, below which the nearest decide."""
 EXTENTS = {
