@@ -109,7 +109,7 @@ class Earlier:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownShapes:
     """What is known of measured shapes of one op before anything is fitted to them."""
 
     cases: Sequence[CaseResults]
@@ -127,7 +127,7 @@ class Known:
     timed: list[dict[str, Timed]]
 
 
-def known_of(cases: Sequence[CaseResults], machine: Mapping[str, Any], settings: Settings | None = None) -> Known:
+def known_of(cases: Sequence[CaseResults], machine: Mapping[str, Any], settings: Settings | None = None) -> KnownShapes:
     """Of cases of one op, measured on this machine where they name no other. Raises ValueError where nothing was
     measured."""
     settings = settings or Settings()
@@ -147,7 +147,7 @@ def known_of(cases: Sequence[CaseResults], machine: Mapping[str, Any], settings:
         for case, problem, own, point in zip(fair, problems, configs, points, strict=True)
     ]
     could = {id(case) for case in whole}
-    return Known(cases, settings, fair, could, target, problems, coordinates, points, sources, configs, timed)
+    return KnownShapes(cases, settings, fair, could, target, problems, coordinates, points, sources, configs, timed)
 
 
 def fit(
@@ -165,7 +165,7 @@ def fit(
 
 
 def fit_known(
-    known: Known, before: Earlier | None = None, pooled: Callable[[], Mapping[str, Pooled]] | None = None
+    known: KnownShapes, before: Earlier | None = None, pooled: Callable[[], Mapping[str, Pooled]] | None = None
 ) -> Fit:
     """The same of what is known. `pooled`: trees for configs that have seen other cases of the op, too."""
     settings, fair, problems, coordinates = known.settings, known.fair, known.problems, known.coordinates

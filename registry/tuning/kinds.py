@@ -18,7 +18,7 @@ from registry.tables.measured import MeasuredSizes, neighbours_of, read_beside
 from registry.tables.model import Rule, Table
 from registry.tables.shapes import DIGITS, Shape
 from registry.tuning.config_trees import Pooled, pooled_config_trees
-from registry.tuning.fit import Earlier, Fit, Known, Settings, fit, fit_known, known_of
+from registry.tuning.fit import Earlier, Fit, KnownShapes, Settings, fit, fit_known, known_of
 from registry.tuning.journal import CaseResults
 
 Kind = Mapping[str, Any]
@@ -52,7 +52,7 @@ def fits(
 ) -> list[Fit]:
     """The fit of each kind, in the order of rules; with `before`, from what was fitted earlier. A kind of which no
     shape was measured with all its contestants has none. Raises ValueError where no kind has one."""
-    known: list[tuple[Kind, Known, Earlier | None]] = []
+    known: list[tuple[Kind, KnownShapes, Earlier | None]] = []
     failed: ValueError | None = None
     for place, (kind, own) in enumerate(parted(cases)):
         try:
