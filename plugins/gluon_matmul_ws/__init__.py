@@ -9,6 +9,7 @@ from registry import Design, Reason, Requires, Variant, hookimpl
 from registry.ops.matmul.calls import int32_reasons
 from registry.ops.matmul.claims import EVERYTHING, MAPS
 from registry.plugins.gluon_matmul_ws import host, padded
+from registry.plugins.gluon_matmul_ws.across import variant as across
 from registry.plugins.gluon_matmul_ws.cost import itemsize
 from registry.plugins.gluon_matmul_ws.odd import variant as odd
 from registry.plugins.gluon_matmul_ws.tiles import HAND_OVER, candidates, config
@@ -79,4 +80,4 @@ def registry_variants() -> list[Variant]:
         design_of=design_of,
         summary="TMA producer, two consumer warp groups, overlapped TMA stores",
     )
-    return [product, padded.variant_of(product), odd.variant_of(product)]
+    return [product, padded.variant_of(product), odd.variant_of(product), across.variant_of(product)]

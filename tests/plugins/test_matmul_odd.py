@@ -13,7 +13,7 @@ from registry.plugins.gluon_matmul_ws.host import sides
 from registry.plugins.gluon_matmul_ws.odd import host
 from registry.plugins.gluon_matmul_ws.odd.fragments import STEP, UNIT
 
-ODD = gluon_matmul_ws.registry_variants()[-1]
+ODD = next(one for one in gluon_matmul_ws.registry_variants() if one.name == "gluon_matmul_odd")
 SHAPES = [
     dict(m=m, n=n, k=k, layout=layout, **more)
     for layout in ("nn", "nt", "tt")

@@ -35,9 +35,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from registry.plugins.gluon_matmul_ws.odd.fragments import UNITS, begins
 from registry.plugins.gluon_matmul_ws.odd.product import multiply
-from registry.plugins.gluon_matmul_ws.odd.store import store
 from registry.plugins.gluon_matmul_ws.producer import corner
 from registry.plugins.gluon_matmul_ws.reduce import items_of, part_of, reduce
+from registry.plugins.gluon_matmul_ws.rows import store
 from registry.toolbox.hopper import (
     after_previous_kernel,
     as_box,
