@@ -1,4 +1,4 @@
-"""Rows at odd distances across K: what the boxes of several tensor maps bring, multiplied and moved as the kernel does."""
+"""Rows at odd distances across K: what boxes of several tensor maps bring, multiplied and moved as the kernel does."""
 
 from __future__ import annotations
 
