@@ -26,11 +26,10 @@ def early(found) -> int:
     return len(touched_in_flight(found.sass))
 
 
-@pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("shape", [IN_PLACE, COPIED, FEW], ids=["in place", "copied", "few rows"])
-def test_configs_compile_cleanly(shape, place):
+def test_the_first_config_compiles_cleanly(shape):
     p = Case.of("matmul", **shape).problem(Target.named("H100"))
-    config = ACROSS.legal_configs(p)[place]
+    config = ACROSS.legal_configs(p)[0]
     *copies, product = ACROSS.builds(p, config)
     assert len(copies) == (shape is not IN_PLACE)
     found = resources(product, p.target)
