@@ -130,3 +130,15 @@ def test_rows_at_even_distances_are_for_others():
 def test_eight_rows_are_the_least():
     assert ACROSS.reasons(Case.of("matmul", m=64, n=67, k=7).problem(TARGET))
     assert not ACROSS.reasons(Case.of("matmul", m=64, n=67, k=8).problem(TARGET))
+
+
+@pytest.mark.parametrize("name", ["gluon_matmul_across", "gluon_matmul_odd"])
+@pytest.mark.parametrize(
+    "wrong", [{"BLOCK_K": 32}, {"STAGES": 1}, {"STORES": 0}, {"BLOCK_N": 96}, {"SPLIT": 2}], ids=str
+)
+def test_configs_that_no_kernel_can_be_are_refused(name, wrong):
+    variant = next(one for one in gluon_matmul_ws.registry_variants() if one.name == name)
+    p = Case.of("matmul", m=515, n=515, k=515).problem(TARGET)
+    config = variant.legal_configs(p)[0]
+    assert not variant.refusals(p, config)
+    assert "config" in {reason.code for reason in variant.refusals(p, {**config, **wrong})}

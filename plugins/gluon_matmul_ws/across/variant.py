@@ -14,14 +14,13 @@ from registry.ops.matmul.calls import MATMUL, out_of
 from registry.plugins.gluon_matmul_ws.across import host
 from registry.plugins.gluon_matmul_ws.across.copy import UNIT, blocks_of
 from registry.plugins.gluon_matmul_ws.across.cost import guesses
-from registry.plugins.gluon_matmul_ws.host import rows_of_each, sides, split_k
+from registry.plugins.gluon_matmul_ws.claims import HAND_OVER, of_config, shared_memory
+from registry.plugins.gluon_matmul_ws.host import sides, split_k
 from registry.plugins.gluon_matmul_ws.odd.host import run_of
 from registry.plugins.gluon_matmul_ws.tiles import config
 from registry.toolbox.designs import MOST_ALONG_Y
-from registry.toolbox.matrices import split_n, strides_of, tma_geometry, turned
+from registry.toolbox.matrices import strides_of, tma_geometry, turned
 
-HAND_OVER = 1024
-"""Bytes that barriers and the hand-over to the warp groups take."""
 MOST = 4
 """Configs that are worth measuring: see cost.py."""
 _FAR = (1 << 31) - 1
@@ -92,15 +91,7 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
     classes = host.classes_of(second)
     if split_k(config) > classes * blocks_of(problem.k, classes) or (split_k(config) != 1 and config["MODE"] != "coop"):
         yield Reason("config", "SPLIT_K", split_k(config), "ranges of a block of K, of cooperative tiles", "SPLIT_K=1")
-    if split_n(config["BLOCK_N"])[1] or config["SPLIT"] > 1:
-        yield Reason("config", "BLOCK_N", config["BLOCK_N"], "a power of two, and SPLIT=1")
-
-
-def _shared_memory(problem: Any, config: Any) -> int:
-    ring = config["STAGES"] * (config["BLOCK_M"] + config["BLOCK_N"]) * config["BLOCK_K"] * 2
-    size = 4 if problem.out_dtype == "float32" else 2
-    columns = min(128 // size, config["BLOCK_N"])
-    return ring + 2 * config["STORES"] * rows_of_each(config) * columns * size + 16 * config["STAGES"] + HAND_OVER
+    yield from of_config(config)
 
 
 def variant_of(product: Variant) -> Variant:
@@ -112,7 +103,7 @@ def variant_of(product: Variant) -> Variant:
         layouts=("nn", "tn", "tt"),
         out_dtypes=("float16", "bfloat16", "float32"),
         stride_alignment=1,
-        shared_memory=_shared_memory,
+        shared_memory=shared_memory,
         rule=_rule,
     )
     return host.HOST.variant(
