@@ -11,14 +11,12 @@ from registry.toolbox.matrices import split_n
 
 HAND_OVER = 1024
 """Bytes that barriers and the hand-over to the warp groups take."""
-BLOCK = 64
-"""Elements of K of a block, by which the copies lay the other factor out."""
 
 
-def of_config(config: Any) -> Iterator[Reason]:
-    """Reasons against what none of these kernels can be."""
-    if config["BLOCK_K"] != BLOCK:
-        yield Reason("config", "BLOCK_K", config["BLOCK_K"], BLOCK, f"BLOCK_K={BLOCK}")
+def of_config(config: Any, *blocks: int) -> Iterator[Reason]:
+    """Reasons against what none of these kernels can be; `blocks`: what one may have of K, as copies are laid out."""
+    if config["BLOCK_K"] not in blocks:
+        yield Reason("config", "BLOCK_K", config["BLOCK_K"], blocks, f"BLOCK_K={blocks[0]}")
     if config["STAGES"] < 2 or config["STORES"] < 1:  # a stage is waited for before the one before it is let go of
         yield Reason("config", "STAGES", (config["STAGES"], config["STORES"]), ">= 2, and STORES >= 1")
     if split_n(config["BLOCK_N"])[1] or config["SPLIT"] > 1:

@@ -179,38 +179,25 @@ def _last(m: int, tall: int, tiles_m: int, config: Mapping[str, Any]) -> int:
     return m - tall if 0 < tall <= m and same else m
 
 
-def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
-    """The launch of this config; split-K adds the partial sums, and for each tile two counters of those who wrote."""
-    from registry.plugins.gluon_matmul_ws.kernel import matmul_ws
-
-    (a, b), out = sides(config, given), out_of(problem, given)
-    cfg = switches(problem, config, given)
-    m, n, k, z = sizes_of(given)
+def divided(
+    problem: Any, cfg: Switches, given: Operands, tile: tuple[int, int], blocks: int
+) -> tuple[int, dict[str, Any]]:
+    """How many CTAs share the tiles, each of so many rows and columns and `blocks` of K, and what they are told of that
+    and of C. Split-K adds the partial sums, and for each tile two counters of those who wrote."""
+    out, (m, n, _, z) = out_of(problem, given), sizes_of(given)
     if cfg.SWAP:
         m, n = n, m
-    tall, wide = (0, cfg.FEW) if cfg.SWAP else (cfg.FEW, 0)
-    tiles_m, tiles_n = triton.cdiv(m, cfg.PARTS * (tall or cfg.GM)), triton.cdiv(n, cfg.N0 + cfg.N1)
+    tiles_m, tiles_n = triton.cdiv(m, tile[0]), triton.cdiv(n, tile[1])
     tiles, sms = tiles_m * tiles_n * z, problem.target.sm_count
-    partly = cfg.SPLIT > 1 or cfg.SPLIT_K == 0
-    whole = tiles // sms * sms if partly else tiles  # tiles of the complete rounds
-    a_desc = _of_rows(_operand(a, cfg.GM, cfg.BK), tall)
-    b_desc = _of_rows(_operand(b, cfg.BK, cfg.N0), min(wide, cfg.N0))
-    b1_desc = _of_rows(_operand(b, cfg.BK, cfg.N1 or cfg.N0 // cfg.SPLIT), max(wide - cfg.N0, 0))
-    block = (cfg.EN, cfg.GM) if cfg.SWAP else (cfg.GM, cfg.EN)
-    sums, counters = out, out
-    unit = 1 + cfg.A_REGS  # a block beyond K is of zeros
-    blocks = unit * triton.cdiv(k, unit * cfg.BK)
     ctas = min(tiles * (cfg.SPLIT * cfg.SPLIT_K or blocks), sms)
+    partly = cfg.SPLIT > 1 or cfg.SPLIT_K == 0
+    sums, counters = out, out
     if cfg.SPLIT_K != 1:
         places = tiles * cfg.SPLIT_K or 2 * ctas
         elements = places * cfg.PARTS * cfg.GM * (cfg.N0 + cfg.N1)
         sums = StandIn((elements,), torch.int32 if problem.dtype == "int8" else torch.float32, name="sums")
         counters = Zeroes(2 * tiles)
-    arguments = {
-        "a_desc": a_desc,
-        "b0_desc": b_desc,
-        "b1_desc": b1_desc,
-        "c_desc": _of_rows(in_tiles(out, *block), tall) if cfg.TMA_STORE else a_desc,
+    return ctas, {
         "c_ptr": out,
         "bias_ptr": given.get("bias", out),
         "sa_ptr": given.get("scale_a", out),
@@ -219,17 +206,40 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "count_ptr": counters,
         "M": m,
         "N": n,
-        "last": _last(m, tall, tiles_m, config),
-        "blocks": blocks,
         "tiles": tiles,
-        "whole": whole,
+        "whole": tiles // sms * sms if partly else tiles,  # of the complete rounds
         "tiles_m": tiles_m,
         "tiles_n": tiles_n,
-        "z_a": int(a_desc.shape[0] > 1),
-        "z_b": int(b_desc.shape[0] > 1),
         **dict(zip(("scz", "scm", "scn"), strides_of(out), strict=True)),
         "s_az": 0,
         **dict(zip(("s_am", "s_bn"), scale_strides(given), strict=True)),
+    }
+
+
+def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
+    """The launch of this config, and of copies that it reads."""
+    from registry.plugins.gluon_matmul_ws.kernel import matmul_ws
+
+    (a, b), out = sides(config, given), out_of(problem, given)
+    cfg = switches(problem, config, given)
+    tall, wide = (0, cfg.FEW) if cfg.SWAP else (cfg.FEW, 0)
+    a_desc = _of_rows(_operand(a, cfg.GM, cfg.BK), tall)
+    b_desc = _of_rows(_operand(b, cfg.BK, cfg.N0), min(wide, cfg.N0))
+    b1_desc = _of_rows(_operand(b, cfg.BK, cfg.N1 or cfg.N0 // cfg.SPLIT), max(wide - cfg.N0, 0))
+    block = (cfg.EN, cfg.GM) if cfg.SWAP else (cfg.GM, cfg.EN)
+    unit = 1 + cfg.A_REGS  # a block beyond K is of zeros
+    blocks = unit * triton.cdiv(problem.k, unit * cfg.BK)
+    ctas, shared = divided(problem, cfg, given, (cfg.PARTS * (tall or cfg.GM), cfg.N0 + cfg.N1), blocks)
+    arguments = {
+        **shared,
+        "a_desc": a_desc,
+        "b0_desc": b_desc,
+        "b1_desc": b1_desc,
+        "c_desc": _of_rows(in_tiles(out, *block), tall) if cfg.TMA_STORE else a_desc,
+        "last": _last(shared["M"], tall, shared["tiles_m"], config),
+        "blocks": blocks,
+        "z_a": int(a_desc.shape[0] > 1),
+        "z_b": int(b_desc.shape[0] > 1),
     }
     options = {"num_warps": 4, "launch_pdl": cfg.PDL}
     turns = {name: along_k(given[name], name == "a") for name in ("a", "b")}

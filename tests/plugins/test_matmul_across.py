@@ -11,7 +11,7 @@ from registry.ops.matmul.calls import MATMUL
 from registry.ops.parts.cases import Case
 from registry.plugins import gluon_matmul_ws
 from registry.plugins.gluon_matmul_ws.across import host
-from registry.plugins.gluon_matmul_ws.across.copy import BLOCK, UNIT, blocks_of
+from registry.plugins.gluon_matmul_ws.across.copy import UNIT, blocks_of
 from registry.plugins.gluon_matmul_ws.host import sides
 
 ACROSS = next(one for one in gluon_matmul_ws.registry_variants() if one.name == "gluon_matmul_across")
@@ -37,13 +37,13 @@ def phase_of(t, pitch, classes):
     return classes - 1 - t * (pitch // (UNIT // classes)) % classes
 
 
-def by_phases(first, pitch, classes):
+def by_phases(first, pitch, classes, block=64):
     """[..., K] as its copy holds it: K phase by phase."""
     k = first.shape[-1]
-    blocks = blocks_of(k, classes)
-    found = torch.zeros(*first.shape[:-1], classes * blocks * BLOCK, dtype=first.dtype)
+    blocks = blocks_of(k, block, classes)
+    found = torch.zeros(*first.shape[:-1], classes * blocks * block, dtype=first.dtype)
     for place in range(k):
-        at = phase_of(place % classes, pitch, classes) * blocks * BLOCK + place // classes
+        at = phase_of(place % classes, pitch, classes) * blocks * block + place // classes
         found[..., at] = first[..., place]
     return found
 
@@ -65,14 +65,14 @@ def multiplied(args, cfg, memory, copied, z, top, col):
         t = (classes - 1 - phase) * (args["pitch"] // (UNIT // classes)) % classes
         assert phase_of(t, args["pitch"], classes) == phase
         for number in range(per):
-            down = number * BLOCK
+            down = number * cfg.BK
             left = t * args["pitch"] // 8 * 8 + col
             b = brought(args[f"b{phase}"], memory[1], z * args["z_b"], down, left)
             if cfg.A_T:
                 a = brought(args[f"a{phase}"], memory[0], z * args["z_a"], down, t * args["a_pitch"] + top).T
             else:
-                a = torch.zeros(cfg.GM, BLOCK, dtype=torch.float64)
-                rows = copied[z * args["z_a"], top : top + cfg.GM, (phase * per + number) * BLOCK :][:, :BLOCK]
+                a = torch.zeros(cfg.GM, cfg.BK, dtype=torch.float64)
+                rows = copied[z * args["z_a"], top : top + cfg.GM, (phase * per + number) * cfg.BK :][:, : cfg.BK]
                 a[: len(rows)] = rows
             acc += a @ b
     return acc
@@ -95,7 +95,7 @@ def test_classes_make_up_the_product(shape):
         first, second = (b.mT, a.mT) if cfg.SWAP else (a, b)
         memory = [laid(one, like) for one, like in zip((first, second), sides(config, given), strict=True)]
         first, second = (one if p.batched else one[None] for one in (first, second))
-        copied = by_phases(first, args["pitch"], cfg.CLASSES)
+        copied = by_phases(first, args["pitch"], cfg.CLASSES, cfg.BK)
         if not cfg.A_T:
             assert list(args["a0"].shape[1:]) == list(copied.shape[1:])
         wide = cfg.N0 - host.LOST
@@ -134,7 +134,7 @@ def test_eight_rows_are_the_least():
 
 @pytest.mark.parametrize("name", ["gluon_matmul_across", "gluon_matmul_odd"])
 @pytest.mark.parametrize(
-    "wrong", [{"BLOCK_K": 32}, {"STAGES": 1}, {"STORES": 0}, {"BLOCK_N": 96}, {"SPLIT": 2}], ids=str
+    "wrong", [{"BLOCK_K": 128}, {"STAGES": 1}, {"STORES": 0}, {"BLOCK_N": 96}, {"SPLIT": 2}], ids=str
 )
 def test_configs_that_no_kernel_can_be_are_refused(name, wrong):
     variant = next(one for one in gluon_matmul_ws.registry_variants() if one.name == name)

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from registry.plugins.gluon_matmul_ws.across.copy import BLOCK
+from registry.plugins.gluon_matmul_ws.across.copy import blocks_of
 
 
 class _Speed(NamedTuple):
@@ -41,17 +41,18 @@ class _Speed(NamedTuple):
 _SPEED = _Speed(4.7, 2970.0, 69.0, 2.7e3, 120.0, 1.35, 0.158, 4.1, 4.4e-5, 1.0, 3330.0)
 
 
-def guesses(problem: Any, run: int, classes: int, copied: int) -> Callable[..., float]:
-    """Microseconds of MODE, BLOCK_M, BLOCK_N, SWAP and SPLIT_K. `run`: elements of C stored at once; `copied`: of the
-    first factor."""
+def guesses(problem: Any, run: int, block: int, classes: int, copied: int) -> Callable[..., float]:
+    """Microseconds of MODE, BLOCK_M, BLOCK_N, SWAP and SPLIT_K. `run`: elements of C stored at once; `block`: of K;
+    `copied`: of the first factor."""
     sizes = problem.m, problem.n, problem.k, problem.batch or 1, problem.target.sm_count or 132
-    return functools.partial(_guess, _SPEED, sizes, run, classes, copied)
+    return functools.partial(_guess, _SPEED, sizes, run, block, classes, copied)
 
 
 def _guess(
     speed: _Speed,
     sizes: tuple[int, int, int, int, int],
     run: int,
+    high: int,
     classes: int,
     copied: int,
     mode: str,
@@ -62,9 +63,9 @@ def _guess(
 ) -> float:
     m, n, k, z, sms = sizes
     rows, columns = (n, m) if swap else (m, n)
-    tiles, blocks = -(-rows // x) * -(-columns // (y - 8)) * z, classes * -(-k // (BLOCK * classes))
-    loaded = (min(x, rows) + min(y, columns)) * 128
-    block = max(loaded / speed.loads, x * y * 64 / speed.products, speed.block)
+    tiles, blocks = -(-rows // x) * -(-columns // (y - 8)) * z, classes * blocks_of(k, high, classes)
+    loaded = (min(x, rows) + min(y, columns)) * 2 * high
+    block = max(loaded / speed.loads, x * y * high / speed.products, speed.block)
     rounds = tiles / sms if way == 0 else -(-tiles * way // sms) / way
     phases = speed.phase * y * (classes - 1) * -(-tiles // sms)
     read = 2.0 * z * (m * k + n * k) / speed.memory

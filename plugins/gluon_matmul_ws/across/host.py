@@ -6,16 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import triton
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from registry.ops.matmul.calls import MATMUL, VECTORS, out_of, scale_strides, sizes_of, strides_of
+from registry.ops.matmul.calls import MATMUL, VECTORS, out_of
 from registry.plugins.gluon_matmul_ws import host as whole_rows
 from registry.plugins.gluon_matmul_ws.across.copy import UNIT, blocks_of, copy_of, copying
 from registry.plugins.gluon_matmul_ws.odd.host import run_of
 from registry.toolbox import integers
 from registry.toolbox.boxes import in_tiles
-from registry.toolbox.call import Call, Host, Operands, Zeroes
+from registry.toolbox.call import Call, Host, Operands
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
 from registry.toolbox.matrices import tma_geometry, turned
@@ -73,56 +72,31 @@ def _maps(operand: StandIn, columns: int, k: int, turns: list[int]) -> list[Tens
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
-    """The launch of this config; split-K adds the partial sums, and for each tile two counters of those who wrote."""
+    """The launches of this config: the first factor's copy, unless it is read in place, and the product."""
     from registry.plugins.gluon_matmul_ws.across.kernel import matmul_across
 
     first, second = whole_rows.sides(config, given)
     cfg = switches(problem, config, given)
-    out = out_of(problem, given)
-    read = first if cfg.A_T else copy_of(first, cfg.CLASSES)
-    m, n, k, z = sizes_of(given)
-    if cfg.SWAP:
-        m, n = n, m
+    read = first if cfg.A_T else copy_of(first, cfg.BK, cfg.CLASSES)
     _, (_, pitch, _) = tma_geometry(second)
     turns = [(cfg.CLASSES - 1 - phase) * (pitch // (UNIT // cfg.CLASSES)) % cfg.CLASSES for phase in range(cfg.CLASSES)]
     b_maps = _maps(second, cfg.N0, cfg.BK, turns)
     a_maps = _maps(read, cfg.GM, cfg.BK, turns) if cfg.A_T else [in_tiles(read, cfg.GM, cfg.BK)] * UNIT
-    tiles_m, tiles_n = triton.cdiv(m, cfg.PARTS * cfg.GM), triton.cdiv(n, cfg.N0 - LOST)
-    tiles, sms = tiles_m * tiles_n * z, problem.target.sm_count
-    per_phase = blocks_of(k, cfg.CLASSES)
-    whole = tiles // sms * sms if cfg.SPLIT_K == 0 else tiles  # tiles of the complete rounds
-    ctas = min(tiles * (cfg.SPLIT_K or per_phase * cfg.CLASSES), sms)
-    sums, counters = out, out
-    if cfg.SPLIT_K != 1:
-        places = tiles * cfg.SPLIT_K or 2 * ctas
-        sums = StandIn((places * cfg.PARTS * cfg.GM * cfg.N0,), "float32", name="sums")
-        counters = Zeroes(2 * tiles)
+    per_phase = blocks_of(problem.k, cfg.BK, cfg.CLASSES)
+    tile = (cfg.PARTS * cfg.GM, cfg.N0 - LOST)
+    ctas, shared = whole_rows.divided(problem, cfg, given, tile, per_phase * cfg.CLASSES)
     arguments = {
+        **shared,
         **{f"a{phase}": one for phase, one in enumerate(a_maps)},
         **{f"b{phase}": one for phase, one in enumerate(b_maps)},
-        "c_ptr": out,
-        "bias_ptr": given.get("bias", out),
-        "sa_ptr": given.get("scale_a", out),
-        "sb_ptr": given.get("scale_b", out),
-        "part_ptr": sums,
-        "count_ptr": counters,
-        "M": m,
-        "N": n,
         "per_phase": per_phase,
-        "tiles": tiles,
-        "whole": whole,
-        "tiles_m": tiles_m,
-        "tiles_n": tiles_n,
         "z_a": int(a_maps[0].shape[0] > 1),
         "z_b": int(b_maps[0].shape[0] > 1),
         "a_pitch": tma_geometry(read)[1][1],
         "pitch": pitch,
-        **dict(zip(("scz", "scm", "scn"), strides_of(out), strict=True)),
-        "s_az": 0,
-        **dict(zip(("s_am", "s_bn"), scale_strides(given), strict=True)),
     }
     product = Call(matmul_across, (ctas,), arguments, {"cfg": cfg}, {"num_warps": 4, "launch_pdl": cfg.PDL})
-    return [product] if cfg.A_T else [copying(first, read, cfg.CLASSES, pitch), product]
+    return [product] if cfg.A_T else [copying(first, read, cfg.BK, cfg.CLASSES, pitch), product]
 
 
 HOST = Host(MATMUL, call, contiguous=VECTORS)

@@ -4,11 +4,11 @@
 
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
 from registry.plugins.gluon_matmul_ws.product import _give_turn, _operand_a, _operand_b, _take_turn
 from registry.toolbox import scopes
-from registry.toolbox.hopper import slot_of, wait_slot_full
+from registry.toolbox.hopper import release_slot, slot_of, wait_slot_full
 
 QUAD: gl.constexpr = gl.constexpr(4)
 """Threads that share a row of accumulators; each has two columns of every eight."""
@@ -73,37 +73,44 @@ def moved(acc, BY: gl.constexpr):
 
 
 @gluon.jit
+def _add(acc, smem, stages, it, part: gl.constexpr, layout: gl.constexpr, cfg: gl.constexpr):
+    """The product of stage `it` is on its way, and that before done with. Returns its slot, too."""
+    a_s, b_s, _ = smem
+    slot = slot_of(it, stages)
+    scopes.enter("wait A and B")
+    wait_slot_full(stages, slot, it)
+    scopes.leave("wait A and B")
+    a = _operand_a(a_s, slot * cfg.PARTS + part, layout, cfg)
+    acc = warpgroup_mma(a, _operand_b(b_s, slot, cfg.N0, cfg), acc, use_acc=True, is_async=True)
+    scopes.enter("wait product")
+    acc = warpgroup_mma_wait(1, [acc])
+    scopes.leave("wait product")
+    return acc, slot
+
+
+@gluon.jit
 def multiply(G: gl.constexpr, smem, sync, it, own, first, count, per_phase, cfg: gl.constexpr):
     """Blocks first ... first + count of all phases, `per_phase` of each."""
-    a_s, b_s, _ = smem
     stages, turns = sync
     part: gl.constexpr = G if cfg.PARTS == 2 else 0
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, cfg.N0, 16])
     acc = gl.full([cfg.GM, cfg.N0], 0, cfg.ACC, layout=layout)
     if cfg.PARTS == 1:
         _take_turn(turns, G, own)
-    _, _, empty = stages
     for phase in range(cfg.CLASSES):
         if phase * per_phase > first:  # (there is nothing to move before)
             acc = moved(acc, 8 // cfg.CLASSES)
         begin = gl.maximum(first, phase * per_phase)
         end = gl.minimum(first + count, (phase + 1) * per_phase)
-        last = it * 0
-        for number in range(begin, end):
-            s = slot_of(it, stages)
-            scopes.enter("wait A and B")
-            wait_slot_full(stages, s, it)
-            scopes.leave("wait A and B")
-            a = _operand_a(a_s, s * cfg.PARTS + part, layout, cfg)
-            acc = warpgroup_mma(a, _operand_b(b_s, s, cfg.N0, cfg), acc, use_acc=True, is_async=True)
-            scopes.enter("wait product")
-            acc = warpgroup_mma_wait(1, [acc])
-            scopes.leave("wait product")
-            mbarrier.arrive(empty.index(last), count=1, pred=number > begin)
-            last = s
-            it += 1
-        acc = warpgroup_mma_wait(0, [acc])
-        mbarrier.arrive(empty.index(last), count=1, pred=begin < end)
+        if begin < end:
+            acc, last = _add(acc, smem, stages, it, part, layout, cfg)
+            for ahead in range(it + 1, it + end - begin):
+                acc, slot = _add(acc, smem, stages, ahead, part, layout, cfg)
+                release_slot(stages, last)
+                last = slot
+            acc = warpgroup_mma_wait(0, [acc])
+            release_slot(stages, last)
+            it += end - begin
     if cfg.PARTS == 1:
         _give_turn(turns, G)
     return acc

@@ -23,6 +23,8 @@ from registry.toolbox.matrices import strides_of, tma_geometry, turned
 
 MOST = 4
 """Configs that are worth measuring: see cost.py."""
+BLOCKS = (64, 32, 16)
+"""Elements of K of a block."""
 _FAR = (1 << 31) - 1
 """Where columns of a map end, beyond which no box begins."""
 _TILES = (
@@ -38,11 +40,13 @@ _TILES = (
 def configs(problem: Any) -> list[dict[str, Any]]:
     """Best first."""
     found = sorted(_listed(problem), key=operator.itemgetter(0))[:MOST]
-    return [config(mode, x, y, stages, swap=swap, split_k=way) for _, (mode, x, y, stages, swap, way) in found]
+    return [
+        config(mode, x, y, stages, high, swap=swap, split_k=way) for _, (mode, x, y, high, stages, swap, way) in found
+    ]
 
 
-def _listed(problem: Any) -> Iterator[tuple[float, tuple[str, int, int, int, bool, int]]]:
-    """What is guessed of each, and MODE, rows, columns, stages, SWAP, ranges of K."""
+def _listed(problem: Any) -> Iterator[tuple[float, tuple[str, int, int, int, int, bool, int]]]:
+    """What is guessed of each, and MODE, rows, columns, a block of K, stages, SWAP, ranges of K."""
     given = MATMUL.operands(problem)
     pairs = {swap: sides({"SWAP": swap, "BLOCK_N": 64}, given) for swap in (False, True)}
     swaps = [swap for swap, (_, second) in pairs.items() if _may_be_second(second)] or [False]
@@ -50,19 +54,26 @@ def _listed(problem: Any) -> Iterator[tuple[float, tuple[str, int, int, int, boo
     for (mode, x, y), swap in itertools.product(_TILES, swaps):
         first, second = pairs[swap]
         classes, copied = max(host.classes_of(second), 2), 0 if host.in_place(first) else math.prod(first.shape)
-        guess, blocks = guesses(problem, run, classes, copied), classes * blocks_of(problem.k, classes)
+        high = block_of(problem.k, classes)
+        guess, blocks = guesses(problem, run, high, classes, copied), classes * blocks_of(problem.k, high, classes)
         rows, columns = (problem.n, problem.m) if swap else (problem.m, problem.n)
         if x > 2 * max(rows, 64) or y > 2 * max(columns, 32):
             continue
         tiles = -(-rows // x) * -(-columns // (y - host.LOST)) * problem.batch
         buffers = 512 * (x // 2 if mode == "coop" else x)
-        stages = min(12, (problem.target.shared_memory - HAND_OVER - buffers) // ((x + y) * 128 + 16))
+        stages = min(12, (problem.target.shared_memory - HAND_OVER - buffers) // ((x + y) * 2 * high + 16))
         ways = [1]
         if mode == "coop":
             ways += [way for way in (2, 4, 8, 16, 32) if tiles * way <= sms and way * 4 <= blocks][-1:]
             ways += [0] if tiles % sms and tiles > sms // 4 and blocks >= 8 else []
         for way in ways:
-            yield guess(mode, x, y, swap, way), (mode, x, y, stages, swap, way)
+            yield guess(mode, x, y, swap, way), (mode, x, y, high, stages, swap, way)
+
+
+def block_of(k: int, classes: int) -> int:
+    """How much of K a block has: as much as leaves few zeros beyond K."""
+    whole = {block: block * blocks_of(k, block, classes) for block in BLOCKS}
+    return next(block for block, held in whole.items() if held <= 1.15 * min(whole.values()))
 
 
 def _may_be_second(operand: Any) -> bool:
@@ -89,9 +100,10 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
     if problem.batch > MOST_ALONG_Y:
         yield Reason("range", "batch", problem.batch, f"at most {MOST_ALONG_Y}: the copy's grid ends there")
     classes = host.classes_of(second)
-    if split_k(config) > classes * blocks_of(problem.k, classes) or (split_k(config) != 1 and config["MODE"] != "coop"):
+    blocks = classes * blocks_of(problem.k, config["BLOCK_K"], classes)
+    if split_k(config) > blocks or (split_k(config) != 1 and config["MODE"] != "coop"):
         yield Reason("config", "SPLIT_K", split_k(config), "ranges of a block of K, of cooperative tiles", "SPLIT_K=1")
-    yield from of_config(config)
+    yield from of_config(config, *BLOCKS)
 
 
 def variant_of(product: Variant) -> Variant:

@@ -9,13 +9,13 @@ from typing import Any
 import triton
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from registry.ops.matmul.calls import MATMUL, VECTORS, out_of, scale_strides, sizes_of, strides_of
+from registry.ops.matmul.calls import MATMUL, VECTORS, out_of, strides_of
 from registry.plugins.gluon_matmul_ws import host as whole_rows
 from registry.plugins.gluon_matmul_ws.odd.copy import copy_of, copying
 from registry.plugins.gluon_matmul_ws.odd.fragments import STEP, UNIT
 from registry.toolbox import integers
 from registry.toolbox.boxes import in_tiles
-from registry.toolbox.call import Call, Host, Operands, Zeroes
+from registry.toolbox.call import Call, Host, Operands
 from registry.toolbox.hopper import swizzled
 from registry.toolbox.launch import StandIn
 from registry.toolbox.matrices import tma_geometry
@@ -88,52 +88,27 @@ def _map_of_copy(copied: StandIn, rows: int) -> TensorDescriptor:
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
-    """The launch of this config; split-K adds the partial sums, and for each tile two counters of those who wrote."""
+    """The launches of this config: the second factor's copy, and the product."""
     from registry.plugins.gluon_matmul_ws.odd.kernel import matmul_odd
 
     first, second = whole_rows.sides(config, given)
     out, copied = out_of(problem, given), copy_of(second)
     cfg = switches(problem, config, given)
-    m, n, k, z = sizes_of(given)
-    if cfg.SWAP:
-        m, n = n, m
     a_maps = _maps(first, cfg.GM)
     b_desc = _map_of_copy(copied, cfg.N0)
-    tiles_m, tiles_n = triton.cdiv(m, cfg.PARTS * cfg.GM), triton.cdiv(n, cfg.N0)
-    tiles, sms = tiles_m * tiles_n * z, problem.target.sm_count
-    pairs = triton.cdiv(k, 2 * cfg.STEP)  # of blocks; one beyond K is of zeros
-    whole = tiles // sms * sms if cfg.SPLIT_K == 0 else tiles  # tiles of the complete rounds
-    ctas = min(tiles * (cfg.SPLIT_K or pairs), sms)
+    pairs = triton.cdiv(problem.k, 2 * cfg.STEP)  # of blocks; one beyond K is of zeros
     block = (cfg.EN, cfg.GM) if cfg.SWAP else (cfg.GM, cfg.EN)
-    sums, counters = out, out
-    if cfg.SPLIT_K != 1:
-        places = tiles * cfg.SPLIT_K or 2 * ctas
-        sums = StandIn((places * cfg.PARTS * cfg.GM * cfg.N0,), "float32", name="sums")
-        counters = Zeroes(2 * tiles)
+    ctas, shared = whole_rows.divided(problem, cfg, given, (cfg.PARTS * cfg.GM, cfg.N0), pairs)
     arguments = {
+        **shared,
         **{f"a{s}": one for s, one in enumerate(a_maps)},
         "b_desc": b_desc,
         "c_desc": in_tiles(out, *block) if cfg.TMA_STORE else b_desc,
-        "c_ptr": out,
-        "bias_ptr": given.get("bias", out),
-        "sa_ptr": given.get("scale_a", out),
-        "sb_ptr": given.get("scale_b", out),
-        "part_ptr": sums,
-        "count_ptr": counters,
-        "M": m,
-        "N": n,
         "pairs": pairs,
-        "tiles": tiles,
-        "whole": whole,
-        "tiles_m": tiles_m,
-        "tiles_n": tiles_n,
         "z_a": int(a_maps[0].shape[0] > 1),
         "z_b": int(b_desc.shape[0] > 1),
         "pitch": a_maps[0].strides[1] // UNIT,
         "rows": flat_rows(first),
-        **dict(zip(("scz", "scm", "scn"), strides_of(out), strict=True)),
-        "s_az": 0,
-        **dict(zip(("s_am", "s_bn"), scale_strides(given), strict=True)),
     }
     product = Call(matmul_odd, (ctas,), arguments, {"cfg": cfg}, {"num_warps": 4, "launch_pdl": cfg.PDL})
     return [copying(second, copied), product]

@@ -78,7 +78,7 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
         yield Reason(
             "config", "SPLIT_K", split_k(config), "ranges of two blocks of K, of cooperative tiles", "SPLIT_K=1"
         )
-    yield from of_config(config)
+    yield from of_config(config, host.SLAB)
 
 
 def variant_of(product: Variant) -> Variant:
