@@ -16,14 +16,14 @@ its rows are taken by classes in the same way.
 Roles, barriers and what follows the loop over K are those of `gluon_matmul_ws`.
 
 Measured facts (H200, torch 2.11, triton 3.6.0; replayed graphs; docs/measured/matmul.md).
-- Few rows by a large factor across K, which nothing else reads in place: 120 x 15329 x 10031 takes 94 us (the fastest
-  other of ours 257, cuBLAS 325), 11439 x 112 x 10069 tn 83 (209, 260), 38 x 11753 x 5532 tn 43 (117, 125).
-- It loses where K is short (a block of 64 rows of each class is 512 of K; K = 71 takes twice as long as by
-  `gluon_matmul_padded`), where C is large beside K, and to `triton_matmul` on small products.
+- Few rows by a large factor across K, which nothing else reads in place: 120 x 15329 x 10031 takes 93 us (the fastest
+  other of ours 257, cuBLAS 325), 11439 x 112 x 10069 tn 84 (209, 260), 38 x 11753 x 5532 tn 42 (117, 125).
+- It loses where K is short (below 256 mostly: each class has a block of its own), where C is large beside K, and to
+  `triton_matmul` on small products.
 - Moving accumulators takes 1.35 ns for a column of a tile between two phases (fitted: cost.py), 2.4 us for a tile of
   256 columns and eight classes.
-- The compiler waits for each wgmma (C7515), for all that it sees a phase may have no block. With a branch around each
-  phase and its first block apart it does not; that was not measured yet.
+- The compiler waits for each wgmma (C7515) where, for all that it sees, a phase may have no block. With a branch around
+  each phase, and its first block apart, it does not: 0.93 of the time (431 configs of 37 products; 0.64 to 1.13).
 - Ranges of K that all CTAs share (SPLIT_K=0) seldom pay: a range has parts of several phases, and moves for each.
 - The first factor across K, too: copied to K by classes it costs what a copy to other distances and boxes of that would
   (73 configs: 0.99), with rows shorter than a line less (43: 1.08, up to 1.7). Read where it is, without any copy, it

@@ -71,7 +71,7 @@ def _listed(problem: Any) -> Iterator[tuple[float, tuple[str, int, int, int, int
 
 
 def block_of(k: int, classes: int) -> int:
-    """How much of K a block has: as much as leaves few zeros beyond K."""
+    """Most that leaves few zeros beyond K: 32 took 0.89 of the time of 64 where it does not, and 16 0.82."""
     whole = {block: block * blocks_of(k, block, classes) for block in BLOCKS}
     return next(block for block, held in whole.items() if held <= 1.15 * min(whole.values()))
 
