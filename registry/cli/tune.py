@@ -93,7 +93,7 @@ SHOWN_FAILURES = 8
 def command(op: str, **options: Any) -> int:
     check_tune(options)
     from registry.tuning.extra import load_plugins
-    from registry.tuning.fit import Settings
+    from registry.tuning.taking_part import Settings
 
     settings = Settings()
     load_plugins(options["plugins"])  # what is wrong with them is said here, before a worker falls over it

@@ -58,6 +58,9 @@ class _Known(NamedTuple):
     """What one measured shape says of one variant."""
 
     lost: float
+    """What it loses on shapes like this one."""
+    here: float
+    """On this very shape, by its fastest config."""
     configs: dict[Key, float]
     """What each that was measured lost beyond its guess."""
     others: float
@@ -128,13 +131,14 @@ class Advice:
     @once
     def lost(self) -> Mapping[str, float]:
         """What each variant is expected to lose, in log time."""
-        if self.expected is None:
-            return self._lost_nearby
-        if self._same is not None:
-            said = {name: known.lost for name, known in self.asked.known(self._same).items()}
+        expected = self._lost_nearby if self.expected is None else self.expected
+        said = {name: one.here for name, one in self.asked.known(self._same).items()} if self._same is not None else {}
+        if len(said) > 1:  # (who ran alone is held against none)
             # What was not measured there, a newer variant say, is held against the best of those that were.
-            best = self.expected.get(min(said, key=said.__getitem__, default=""), 0.0)
-            return {**self.expected, **{name: best + lost for name, lost in said.items()}}
+            best = expected.get(min(said, key=said.__getitem__), 0.0)
+            return {**expected, **{name: best + lost for name, lost in said.items()}}
+        if self.expected is None:
+            return expected
         failed = {name for name in self.asked.failing if self._lost_nearby.get(name, 0.0) > CAP}
         return {**self.expected, **{name: self._lost_nearby[name] for name in failed}} if failed else self.expected
 
@@ -181,13 +185,13 @@ class Advice:
     def configs(self, variant: str, configs: Sequence[Config], cost: Cost | None) -> Sequence[Config]:
         """These configs, that which is expected to be fastest first; ties stay in the order given. Where no trees tell,
         the nearest do; then a variant that guesses no cost keeps its order: its configs may mean another thing on each
-        shape (a number of splits). What was fastest on a shape that counts as this problem is first, whatever is
-        guessed."""
+        shape (a number of splits). What was fastest on a shape that counts as this problem is first, whatever else is
+        told."""
         if len(configs) < 2:
             return configs
         trees = self.asked.config_trees.get(variant)
         if trees is None:
-            return configs if cost is None else self._known_first(variant, self._nearby(variant, configs, cost))
+            return self._known_first(variant, configs if cost is None else self._nearby(variant, configs, cost))
         if cost is not None:
             return self._by_trees(variant, trees, configs, cost)
         asked, found = self._orders.get(variant, ((), ()))
@@ -357,14 +361,17 @@ class Neighbours:
         if found is None:
             found = {}
             least: dict[str, float] = {}
-            for contestant, lost, guess in self.shapes[place].results:
-                name, config = self.contestants[contestant]
-                best, configs, _, fastest = found.get(name, (math.inf, {}, 0.0, None))
-                configs[_key(config)] = lost - guess
-                best = min(lost if lost >= NEVER else min(lost, CAP), best)
+            for result in self.shapes[place].results:
+                (name, config), lost = self.contestants[result.contestant], result.lost
+                best, here, configs, others, fastest = found.get(name, (math.inf, math.inf, {}, OTHER, None))
+                held = lost if lost >= NEVER else min(lost, CAP)
+                here = min(held, here)
+                if not result.here:
+                    best, configs[_key(config)] = min(held, best), lost - result.guess
+                    others = sum(configs.values()) / len(configs) + OTHER
                 if lost < least.get(name, NEVER):
                     least[name], fastest = lost, _key(config)
-                found[name] = _Known(best, configs, sum(configs.values()) / len(configs) + OTHER, fastest)
+                found[name] = _Known(best, here, configs, others, fastest)
             self._known[place] = found
         return found
 

@@ -12,6 +12,8 @@ from registry.tables.search import Point
 Sizes = tuple[int, ...]
 DIGITS = 3
 """Of a coordinate that are kept of a measured shape."""
+HERE = 1000.0
+"""No log of any time."""
 Row = tuple[Sizes, Point, tuple[float, ...]]
 """A shape as a file has it: three numbers for each result."""
 
@@ -23,7 +25,13 @@ class Result(NamedTuple):
     lost: float
     """Log time over the fastest contestant of the shape."""
     guess: float
-    """The log of what its variant guessed (`Variant.cost`); 0 where it guesses nothing."""
+    """The log of what its variant guessed (`Variant.cost`); 0 where it guesses nothing. HERE: a config that nothing but
+    this measurement tells."""
+
+    @property
+    def here(self) -> bool:
+        """Whether it runs on this very shape alone, and says nothing of others."""
+        return self.guess >= HERE
 
 
 @dataclass(frozen=True)

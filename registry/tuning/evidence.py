@@ -23,9 +23,10 @@ from registry.tables.measured import MeasuredSizes, read_beside
 from registry.tables.model import Rule, Table
 from registry.tables.nearest import Advice, Config
 from registry.tuning import journal
-from registry.tuning.fit import Fit, Settings, candidates, excluded, guess_of, is_wrong, own_first
+from registry.tuning.fit import Fit
 from registry.tuning.journal import CaseResults, Entry, Results
 from registry.tuning.kinds import beside_of, earlier, fits, parted
+from registry.tuning.taking_part import Settings, candidates, excluded, guess_of, is_wrong, own_first
 from registry.tuning.timing import quantile
 
 Pick = tuple[CaseResults, Entry | None]

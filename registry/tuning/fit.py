@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fnmatch
-import functools
 import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from registry.contract.target import Target
 from registry.dispatch.catalog import catalog
@@ -27,32 +25,27 @@ from registry.ops.parts.cases import Case
 from registry.tables.closer import Closer
 from registry.tables.config_order import ConfigTrees, own_order
 from registry.tables.nearest import NEVER, Config
-from registry.tables.shapes import DIGITS, Result, Shape
+from registry.tables.shapes import DIGITS, Shape
 from registry.tables.trees import Trees
 from registry.tuning.closer import closer_look
 from registry.tuning.config_trees import Pooled, Timed, fitted_config_trees, order_digest
-from registry.tuning.journal import CaseResults, Entry
+from registry.tuning.journal import CaseResults
+from registry.tuning.taking_part import (
+    BY_LAUNCHES,
+    UNEVEN,
+    Settings,
+    asked_of,
+    candidates,
+    comparable,
+    excluded,
+    firsts_of,
+    is_wrong,
+    key_of,
+    results_of,
+    telling,
+)
 from registry.tuning.trees import fitted_trees
 from registry.tuning.weights import LEAST, found_weights
-
-if TYPE_CHECKING:
-    from registry.tuning.contestants import Contestant
-
-WRONG = ("wrong", "hung", "crashed", "device error", "error")
-"""Failures that must never be dispatched to; others (does not compile, does not fit) give way by themselves."""
-
-SHORT_MS = 0.03
-"""Below this a single launch is mostly that. Left out, 336 attentions lost 1.9%, each asked of the others; not 2.4%."""
-UNEVEN = "not all contestants were timed, so that no comparison is fair"
-BY_LAUNCHES = f"under {1e3 * SHORT_MS:.0f} us by single launches, where others were timed by replayed graphs"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What takes part in a fit."""
-
-    exclude: tuple[str, ...] = ("peer.*",)
-    """Variants that are measured for comparison and never picked."""
 
 
 def check_number(name: str, value: float, low: float, high: float) -> None:
@@ -181,20 +174,18 @@ def fit_known(
         name: dataclasses.replace(trees, order=trees.order or orders.get(name, ""))
         for name, trees in config_trees.items()
     }
-    firsts = [_firsts(candidates(case, settings), today) for case, today in zip(fair, declared, strict=True)]
+    firsts = [firsts_of(candidates(case, settings), today) for case, today in zip(fair, declared, strict=True)]
     shown = Counter(name for found in firsts for name, (_, is_today) in found.items() if is_today)
     settled = {name for name, count in shown.items() if count >= LEAST}
     told = [own.keys() & config_trees.keys() for own in timed]
-    asked = [_asked(*one, settings, sources, settled) for one in zip(fair, firsts, told, strict=True)]
-    contestants = tuple(dict.fromkeys(_key(entry) for entries in asked for entry in entries))
+    asked = [asked_of(*one, settings, sources, settled) for one in zip(fair, firsts, told, strict=True)]
+    contestants = tuple(dict.fromkeys(key_of(entry) for could, here in asked for entry in (*could, *here)))
     places = {key: place for place, key in enumerate(contestants)}
     leading = op_named(op).tuning.leading
-    shapes = [
-        Shape(
-            tuple(problem.facts()[name] for name in leading), point, _results(case, problem, entries, places, settings)
-        )
-        for case, problem, point, entries in zip(fair, problems, points, asked, strict=True)
-    ]
+    sizes = [tuple(problem.facts()[name] for name in leading) for problem in problems]
+    each = zip(fair, problems, asked, strict=True)
+    results = [results_of(case, problem, entries, places, settings) for case, problem, entries in each]
+    shapes = list(map(Shape, sizes, points, results))
     named = tuple((name, dict(config)) for name, config in contestants)
     libraries = frozenset(name for name, variant in catalog.get().of(op).items() if variant.builds is None)
     before = before or _found(coordinates, named, shapes, problems, timed, config_trees)
@@ -246,14 +237,6 @@ def problem_of(case: CaseResults, target: Target) -> Any:
     return Case.from_data(shape).problem(target)
 
 
-def _key(entry: Entry) -> tuple[str, tuple[tuple[str, Any], ...]]:
-    return entry.variant, tuple(entry.config.items())
-
-
-_Firsts = dict[str, tuple[Entry | None, bool]]
-"""Of each variant its own first config, if that was timed, and whether it is the one that it puts first today."""
-
-
 def _timed(
     case: CaseResults,
     problem: Any,
@@ -266,7 +249,7 @@ def _timed(
     found: dict[str, Timed] = {}
     ran = [e for e in case.entries.values() if (e.timed or is_wrong(e)) and e.fingerprint == sources.get(e.variant)]
     for name in dict.fromkeys(entry.variant for entry in ran if not excluded(entry.variant, settings)):
-        took = {_key(entry): entry.ms if entry.timed else math.inf for entry in ran if entry.variant == name}
+        took = {key_of(entry): entry.ms if entry.timed else math.inf for entry in ran if entry.variant == name}
         variant = catalog.get().variants[name]
         configs = declared[name] if len(took) > 1 else []
         ms = {at: took[key] for at, config in enumerate(configs) if (key := (name, tuple(config.items()))) in took}
@@ -308,101 +291,3 @@ def _declared(configs: Mapping[str, Sequence[Config]], problem: Any) -> dict[str
         name: next((one for one in declared if not variants[name].refusals(problem, one)), None)
         for name, declared in configs.items()
     }
-
-
-def _firsts(timed: Sequence[Entry], declared: Mapping[str, Config | None]) -> _Firsts:
-    found: _Firsts = {}
-    for name in dict.fromkeys(entry.variant for entry in timed):
-        first = own_first([entry for entry in timed if entry.variant == name], declared[name])
-        found[name] = first, first is not None and first.config == declared[name]
-    return found
-
-
-def own_first(own: Sequence[Entry], declared: Config | None) -> Entry | None:
-    """The config that a variant puts first today, where that one was timed; else what was its first at the time."""
-    today = next((entry for entry in own if entry.config == declared), None)
-    return today or next((entry for entry in own if entry.first), None)
-
-
-def _asked(
-    case: CaseResults,
-    firsts: _Firsts,
-    told: Collection[str],
-    settings: Settings,
-    sources: Mapping[str, str],
-    settled: Collection[str],
-) -> list[Entry]:
-    """The contestants that could run by a table, and those that must never run.
-
-    Of a variant that guesses no costs that is its own first config alone. Of one that does, but was measured with an
-    earlier source, and of one whose first config was not timed since, it is the fastest alone: it tells how good the
-    variant is, not which config is. A variant whose first config was timed on shapes enough (`settled`) is judged by
-    those: what the best of many earlier configs took is less than it will take. Of one whose configs trees tell
-    (`told`) it is the fastest, which runs where the shape itself was measured.
-    """
-    variants = catalog.get().variants
-    timed = candidates(case, settings)
-    chooses = {name for name in firsts if name in variants and variants[name].cost is not None}
-    own = {name: first for name, (first, _) in firsts.items() if name not in chooses}
-    stale = {e.variant for e in timed if e.variant in sources and e.fingerprint != sources[e.variant]}
-    stale -= {name for name in own if firsts[name][1]}
-    own |= {name: min((e for e in timed if e.variant == name), key=lambda e: e.ms) for name in {*stale, *told}}
-    gone = (stale & set(settled)) - chooses
-    kept = [e for e in timed if e.variant not in gone and own.get(e.variant) in (None, e)]
-    wrong = [entry for entry in case.entries.values() if is_wrong(entry)]
-    return [*kept, *(entry for entry in wrong if not excluded(entry.variant, settings))]
-
-
-def _results(
-    case: CaseResults, problem: Any, asked: Sequence[Entry], places: Mapping[Any, int], settings: Settings
-) -> tuple[Result, ...]:
-    best = min(entry.ms for entry in candidates(case, settings))
-    return tuple(
-        Result(
-            places[_key(entry)],
-            NEVER if entry.failure is not None else round(math.log(entry.ms / best), 4),
-            round(guess_of(entry, problem), 4),
-        )
-        for entry in asked
-    )
-
-
-def guess_of(entry: Entry | Contestant, problem: Any) -> float:
-    """The log of what the variant guesses of a contestant's time; 0 where it guesses nothing, as of a config of an
-    earlier version, mostly."""
-    variant = catalog.get().variants.get(entry.variant)
-    costs = variant.costs(problem) if variant is not None else None
-    guess = costs(entry.config) if costs is not None else None
-    return math.log(guess) if guess is not None else 0.0
-
-
-def is_wrong(entry: Entry) -> bool:
-    """Whether a contestant failed in a way that must keep it from ever being dispatched to there."""
-    return entry.failure is not None and entry.failure["why"] in WRONG
-
-
-@functools.lru_cache(maxsize=1024)
-def excluded(variant: str, settings: Settings) -> bool:
-    return any(fnmatch.fnmatch(variant, pattern) for pattern in settings.exclude)
-
-
-def candidates(case: CaseResults, settings: Settings) -> list[Entry]:
-    """The timed contestants that a rule may pick."""
-    return [entry for entry in case.timed.values() if not excluded(entry.variant, settings)]
-
-
-def telling(cases: list[CaseResults], settings: Settings) -> list[CaseResults]:
-    """Without the short ones that were timed by single launches, where others were timed by replayed graphs: of a few
-    microseconds it is launches that such times compare, and near shapes must not contradict each other."""
-    if all(case.mode == cases[0].mode for case in cases):
-        return cases
-    best = lambda case: min(entry.ms for entry in candidates(case, settings))  # noqa: E731
-    return [case for case in cases if case.mode == "graph" or best(case) >= SHORT_MS]
-
-
-def comparable(case: CaseResults, settings: Settings) -> bool:
-    """Whether every contestant that passed the gate had its turn."""
-    waiting = [
-        e for e in case.entries.values() if e.failure is None and not e.samples and not excluded(e.variant, settings)
-    ]
-    return not waiting and bool(candidates(case, settings))

@@ -27,9 +27,10 @@ from registry.ops.known import op_named
 from registry.ops.parts.cases import Case
 from registry.ops.parts.tiling import product_tiling
 from registry.tuning.contestants import Contestant, LineUp
-from registry.tuning.fit import check_number, guess_of
+from registry.tuning.fit import check_number
 from registry.tuning.journal import CaseResults
 from registry.tuning.observed import Observed, coordinates
+from registry.tuning.taking_part import guess_of
 
 if TYPE_CHECKING:
     import torch

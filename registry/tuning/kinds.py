@@ -18,8 +18,9 @@ from registry.tables.measured import MeasuredSizes, neighbours_of, read_beside
 from registry.tables.model import Rule, Table
 from registry.tables.shapes import DIGITS, Shape
 from registry.tuning.config_trees import Pooled, pooled_config_trees
-from registry.tuning.fit import Earlier, Fit, KnownShapes, Settings, fit, fit_known, known_of
+from registry.tuning.fit import Earlier, Fit, KnownShapes, fit, fit_known, known_of
 from registry.tuning.journal import CaseResults
+from registry.tuning.taking_part import Settings
 
 Kind = Mapping[str, Any]
 """Conditions of a rule; of the kind that is left, which comes last, there are none."""
@@ -102,9 +103,10 @@ def _rule_of(table: Table, kind: Kind) -> Rule | None:
 
 
 def _told(beside: MeasuredSizes, index: int) -> list[Any]:
-    """The shapes of a rule, as people know them, with what each contestant lost."""
+    """The shapes of a rule, as people know them, with what each contestant lost that says something of others."""
     names = [(name, tuple(config.items())) for name, config in beside.contestants]
-    return [(one.sizes, [(names[r.contestant], r.lost, r.guess) for r in one.results]) for one in beside.shapes[index]]
+    told = lambda shape: [(names[r.contestant], r.lost, r.guess) for r in shape.results if not r.here]  # noqa: E731
+    return [(one.sizes, told(one)) for one in beside.shapes[index]]
 
 
 def beside_of(found: Sequence[Fit]) -> MeasuredSizes:

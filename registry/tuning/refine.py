@@ -18,9 +18,10 @@ from registry.ops.known import op_named
 from registry.ops.parts.cases import Case
 from registry.tables.search import nearest, tree_of
 from registry.tuning import journal
-from registry.tuning.fit import Settings, candidates, comparable, problem_of, target_of
+from registry.tuning.fit import problem_of, target_of
 from registry.tuning.journal import CaseResults
 from registry.tuning.measure import Effort, SweepReport
+from registry.tuning.taking_part import Settings, candidates, comparable
 
 CLOSE = 1.15
 """Sizes within this factor of each other leave nothing to find between them."""

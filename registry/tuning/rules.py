@@ -21,9 +21,10 @@ from registry.ops.known import op_named
 from registry.tables import measured
 from registry.tuning.config_trees import LEAST
 from registry.tuning.evidence import Pick, Regret, evidence, load_text, picks_left_out, regret_of
-from registry.tuning.fit import Fit, Settings, candidates, excluded, is_wrong
+from registry.tuning.fit import Fit
 from registry.tuning.journal import CaseResults, Results
 from registry.tuning.kinds import beside_of
+from registry.tuning.taking_part import Settings, candidates, excluded, is_wrong
 
 HALVES = ["bfloat16", "float16"]
 WORTH_SAYING = 1.02
@@ -49,7 +50,7 @@ class Fitted:
     skipped: Mapping[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     unheard: list[str] = field(default_factory=list)
-    """Variants whose first config runs although another was measured to be faster."""
+    """Variants whose first config runs beside the measured shapes, although others were faster on those."""
 
 
 def make_table(
@@ -107,7 +108,7 @@ def _unheard(found: Sequence[Fit]) -> list[str]:
                     lost.setdefault(name, []).append(first / min(own.ms.values()))
     mean = {name: statistics.geometric_mean(each) for name, each in lost.items()}
     return [
-        f"{name} runs its first config, which takes {times:.2f} times as long as its fastest ones on these shapes: "
+        f"{name} runs its first config where it was not measured, {times:.2f} times as long as its fastest on these: "
         f"declare a cost (registry.toolbox.costs.unknown_cost, if it has no guess), or measure {LEAST} shapes or more"
         for name, times in mean.items()
         if times > WORTH_SAYING
@@ -137,7 +138,7 @@ def _mean_lost(found: Fit, variant: str) -> float:
     """What the best config of a variant loses on a shape; much where it was not measured."""
     sums = 0.0
     for shape in found.shapes:
-        own = [r.lost for r in shape.results if found.contestants[r.contestant][0] == variant]
+        own = [r.lost for r in shape.results if found.contestants[r.contestant][0] == variant and not r.here]
         sums += min(own, default=1.0)
     return sums / len(found.shapes)
 

@@ -79,10 +79,10 @@ def lost_of(contestants: Sequence[tuple[str, Config]], shapes: Sequence[Shape]) 
     names = sorted({name for name, _ in contestants})
     found = torch.full((len(shapes), len(names)), float("nan"))
     for row, shape in enumerate(shapes):
-        for contestant, lost, _ in shape.results:
-            column = names.index(contestants[contestant][0])
-            if not found[row, column] <= lost:
-                found[row, column] = lost
+        for result in shape.results:
+            column = names.index(contestants[result.contestant][0])
+            if not result.here and not found[row, column] <= result.lost:
+                found[row, column] = result.lost
     return names, found
 
 

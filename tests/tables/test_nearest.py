@@ -6,7 +6,7 @@ import random
 import pytest
 
 from registry.tables.nearest import COUNT, REACH, TRUST, Advice, Neighbours
-from registry.tables.shapes import Result, Shape
+from registry.tables.shapes import HERE, Result, Shape
 
 
 def made_up(*shapes):
@@ -76,3 +76,22 @@ def test_a_config_is_what_its_variant_guesses_corrected_by_what_was_measured():
 def test_advice_says_what_each_variant_lost_nearby():
     advice = made_up((0, {0: 0.0, 2: math.log(1.25)})).ask({"x": 0.0})
     assert isinstance(advice, Advice) and str(advice) == "ours loses 0.0%, library loses 25.0%"
+
+
+def test_a_measured_shape_is_served_by_what_was_fastest_on_it_whatever_lies_around():
+    around = [(1 + place / 10, {0: 0.3, 2: 0.0}) for place in range(1, COUNT)]
+    asked = made_up((1, {0: 0.0, 2: 0.01}), *around)
+    order = lambda x: asked.ask({"x": x}).ranked(["library", "ours"], {"library"})  # noqa: E731
+    assert order(1.0) == ["ours", "library"] and order(1.01) == ["library", "ours"]
+
+
+def test_a_config_that_nothing_but_its_measurement_tells_runs_on_that_shape_alone():
+    tiles = [{"TILE": 1}, {"TILE": 2}]
+    shape = Shape((1,), (1.0,), (Result(0, 0.4, 0.0), Result(1, 0.0, HERE), Result(2, 0.1, 0.0)))
+    asked = Neighbours(("x",), {"x": 1.0}, (("ours", tiles[0]), ("ours", tiles[1]), ("library", {})), [shape])
+    there, beside = asked.ask({"x": 1.0}), asked.ask({"x": 1.01})
+    assert there.ranked(["library", "ours"], {"library"}) == ["ours", "library"]
+    assert there.configs("ours", tiles, None)[0] == tiles[1]
+    assert beside.ranked(["library", "ours"], {"library"}) == ["library", "ours"]
+    assert list(beside.configs("ours", tiles, None)) == tiles
+    assert beside.lost["ours"] == pytest.approx(0.4)

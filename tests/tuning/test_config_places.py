@@ -8,15 +8,20 @@ import json
 import pytest
 from test_tuning_fit import attention_cases, one, results_of, shipped_of, table_of, verified
 
+from registry.contract.target import Target
 from registry.dispatch.catalog import catalog
 from registry.dispatch.fingerprint import fingerprint_of
+from registry.ops.parts.cases import Case
 from registry.tables.config_order import ASKED, own_order
 from registry.tables.measured import read_beside
+from registry.tables.model import Rule
 from registry.tuning import config_trees, journal
 from registry.tuning.config_trees import order_digest
+from registry.tuning.evidence import picks_left_out
 from registry.tuning.fit import fit
-from registry.tuning.kinds import kept
+from registry.tuning.kinds import beside_of, kept
 from registry.tuning.lint import lint_tables, load_files
+from registry.tuning.taking_part import Settings
 
 TILES = [{"TILE": 2**n} for n in range(ASKED + 2)]
 MOVED = "rules[0]: test.ours declares its configs in another order, or others, than when it was fitted"
@@ -111,7 +116,7 @@ def test_the_order_counts_in_which_a_variant_would_try_its_configs_whatever_it_w
 @pytest.mark.parametrize(
     ("cost", "least", "said"),
     [
-        (None, 50, "test.ours runs its first config, which takes 1.50 times as long as its fastest ones"),
+        (None, 50, "test.ours runs its first config where it was not measured, 1.50 times as long as its fastest"),
         (lambda problem, config: 1.0, 50, ""),
         (None, 8, ""),
     ],
@@ -127,3 +132,23 @@ def test_a_table_that_tells_no_configs_says_what_that_costs(declare, monkeypatch
         for entry in case.entries.values():
             entry.fingerprint = fingerprint_of(catalog.get().variants["test.ours"])
     assert "".join(table_of(results).unheard).startswith(said) and bool(table_of(results).unheard) == bool(said)
+
+
+def test_what_was_tuned_is_what_runs_though_nothing_tells_configs(declare):
+    declare("test.ours", configs=TILES, dtypes=("bfloat16",))
+    cases = attention_cases()[:6]
+    third = cases[2].problem(Target.named("H200"))
+    slow, fast = one("test.ours", TILES[0]), one("test.ours", TILES[3])
+    results = results_of(cases, lambda f: {slow: 1.5, fast: 1.0, one("theirs"): 1.2})
+    for case in results.cases.values():
+        for entry in case.entries.values():
+            entry.fingerprint = fingerprint_of(catalog.get().variants["test.ours"])
+    found = fit(results.of("attention"), results.machine)
+    asked = beside_of([found]).neighbours(Rule(0, 0, (), (), nearest=found.weights))
+    there = asked.ask(third.likeness())
+    assert there.ranked(["theirs", "test.ours"], ()) == ["test.ours", "theirs"]
+    assert there.configs("test.ours", TILES, None)[0] == TILES[3]
+    beside = asked.ask(Case.of("attention", b=2, hq=8, s=1500, d=64).problem(Target.named("H200")).likeness())
+    assert beside.ranked(["theirs", "test.ours"], ()) == ["theirs", "test.ours"]
+    assert list(beside.configs("test.ours", TILES, None)) == TILES
+    assert {entry.config.get("TILE") for _, entry in picks_left_out(found, Settings())} <= {None, TILES[0]["TILE"]}

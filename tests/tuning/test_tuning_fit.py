@@ -18,11 +18,12 @@ from registry.tables import measured
 from registry.tables.lint import Known, lint
 from registry.tables.nearest import REACH
 from registry.tuning import evidence, journal
-from registry.tuning.fit import BY_LAUNCHES, UNEVEN, WRONG, Settings, fit
+from registry.tuning.fit import fit
 from registry.tuning.journal import CaseResults, Entry, Results, contestant_key
 from registry.tuning.kinds import beside_of, fits
 from registry.tuning.lint import load_files
 from registry.tuning.rules import make_table
+from registry.tuning.taking_part import BY_LAUNCHES, UNEVEN, WRONG, Settings
 from registry.tuning.weights import regret_nearby
 from registry.tuning.worker import explain_failure
 
@@ -263,7 +264,7 @@ def test_a_variants_guess_is_kept_beside_the_table_and_one_that_cannot_guess_is_
     entry = Entry("gluon_fa3", {"no such": 1})
     problem = Case.of("attention", b=2, hq=8, s=1024, d=128).problem(Target.named("H200"))
     from registry.dispatch.catalog import catalog
-    from registry.tuning.fit import guess_of
+    from registry.tuning.taking_part import guess_of
 
     assert guess_of(entry, problem) == 0.0
     variant: Variant = catalog.get().variants["gluon_fa3"]
@@ -277,7 +278,7 @@ def test_a_table_is_not_lost_to_what_is_no_guess(declare, monkeypatch, given):
     declare("ours", dtypes=("bfloat16",), cost=lambda problem, config: given)
     results = results_of(attention_cases(), lambda f: {one("ours", SMALL): 1.0, one("theirs"): 2.0})
     measured._checked(measured.Decoder(measured._File).decode(table_of(results).measured))
-    monkeypatch.setattr("registry.tuning.fit.guess_of", lambda entry, problem: given)
+    monkeypatch.setattr("registry.tuning.taking_part.guess_of", lambda entry, problem: given)
     with pytest.raises(ValueError, match="JSON"):
         table_of(results)
 

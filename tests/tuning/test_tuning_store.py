@@ -162,7 +162,8 @@ def test_tables_are_replaced_whole(cache, monkeypatch):
 
 def test_rows_become_results_that_the_fit_takes():
     from registry.tuning.evidence import picks_left_out
-    from registry.tuning.fit import Settings, fit
+    from registry.tuning.fit import fit
+    from registry.tuning.taking_part import Settings
 
     rows = [
         row("s=64", ms=1.0, spread=0.01),
