@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,9 @@ from registry.tuning.journal import MIXED, ResultsError
 from registry.tuning.store import KEYED
 
 Lines = list[dict[str, Any]]
+
+CLOCKS = 1.02
+"""The factor by which the clocks of two runs may differ, for times of one to stand beside the other's."""
 
 
 class JournalLines:
@@ -98,7 +102,7 @@ def fold(folder: Path, sweeps: Sequence[Path], beside: bool = False) -> dict[str
             new, again = counts.get(op, (0, 0))
             before = into.cases.get(case)
             if before is not None and beside:
-                if _case_line(before)["mode"] != _case_line(lines)["mode"]:
+                if _case_line(before)["mode"] != _case_line(lines)["mode"] or not _at_one_clock(before, lines):
                     continue
                 lines = _joined(before, lines)
             counts[op] = (new, again + 1) if before is not None else (new + 1, again)
@@ -110,6 +114,13 @@ def fold(folder: Path, sweeps: Sequence[Path], beside: bool = False) -> dict[str
 
 def _case_line(lines: Lines) -> dict[str, Any]:
     return next(line for line in lines if line["kind"] == "case")
+
+
+def _at_one_clock(*runs: Lines) -> bool:
+    """Whether both ran at about the same clock, in the median, where both say."""
+    told = [[line["sm_mhz"] for line in lines if line.get("sm_mhz")] for lines in runs]
+    clocks = [statistics.median(each) for each in told if each]
+    return len(clocks) < 2 or max(clocks) <= CLOCKS * min(clocks)
 
 
 def _joined(before: Lines, lines: Lines) -> Lines:

@@ -83,6 +83,18 @@ def test_beside_times_of_another_kind_nothing_is_put(tmp_path):
     assert fold.fold(tmp_path, [other], beside=True) == {} and times(tmp_path) == {"m=1": 1.0}
 
 
+@pytest.mark.parametrize(("clock", "joins"), [(1950, True), (1700, False), (None, True)])
+def test_beside_times_at_another_clock_nothing_is_put(tmp_path, clock, joins):
+    def at(path: Path, sm_mhz: int | None) -> Path:
+        told = f', "sm_mhz": {sm_mhz}' if sm_mhz else ""
+        path.write_text(path.read_text(encoding="utf-8").replace(', "ms"', f'{told}, "ms"'), encoding="utf-8")
+        return path
+
+    fold.fold(tmp_path, [at(sweep(tmp_path / "a.jsonl", {"m=1": 1.0}), 1980)])
+    fold.fold(tmp_path, [at(sweep(tmp_path / "b.jsonl", {"m=1": 9.0}), clock)], beside=True)
+    assert times(tmp_path) == {"m=1": 9.0 if joins else 1.0}
+
+
 def test_unfinished_cases_are_left(tmp_path):
     assert fold.fold(tmp_path, [sweep(tmp_path / "a.jsonl", {"m=1": 1.0}, finished=False)]) == {}
     assert not (tmp_path / "matmul.jsonl").exists()
