@@ -27,8 +27,9 @@ def check_tune(options: Mapping[str, Any]) -> None:
         raise click.UsageError(f"--out {out} does not exist, and --fit-only measures nothing")
     if out is not None and any(out.resolve() == other.resolve() for other in options["also"]):
         raise click.UsageError(f"--also {out} is the file of --out: its shapes would count twice")
-    if options["keep"] and (table is None or not table.is_file()):
-        raise click.UsageError("--keep needs --table FILE, a table that is there")
+    for option, word in (("--keep", "keep"), ("--keep-trees", "keep_trees")):
+        if options[word] and (table is None or not table.is_file()):
+            raise click.UsageError(f"{option} needs --table FILE, a table that is there")
     if out is not None and holds_other(out):
         raise click.UsageError(
             f"--out: got {out}, which holds no raw results; allowed: a new file, or one of kreg tune's"

@@ -88,6 +88,7 @@ SHOWN_FAILURES = 8
     is_flag=True,
     help="Fit again only kinds whose shapes, or the order of whose configs, are not those behind --table as it is.",
 )
+@click.option("--keep-trees", is_flag=True, help="The same, but new shapes run what was the fastest, with no new fit.")
 @click.option("--dry-run", is_flag=True, help="List shapes and contestants, and stop.")
 @json_option
 def command(op: str, **options: Any) -> int:
@@ -292,8 +293,9 @@ def _fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: An
     results = results.joined(also)
     try:
         before = []
-        if options["keep"] and (tables := load_files([options["table_path"]]).tables):
-            before = kept(tables[0], results.of(op), results.machine)
+        of_table = (options["keep"] or options["keep_trees"]) and load_files([options["table_path"]]).tables
+        if of_table:
+            before = kept(of_table[0], results.of(op), results.machine, other_shapes=options["keep_trees"])
         found = fits(results.of(op), results.machine, settings, before)
         fitted = make_table(
             results, found, run, settings, device=own or options["per_device"], also=list(map(_run_of, options["also"]))

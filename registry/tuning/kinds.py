@@ -11,6 +11,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from registry.dispatch.catalog import catalog
+from registry.dispatch.fingerprint import fingerprint_of
 from registry.dispatch.in_force import op_fields
 from registry.ops.known import op_named
 from registry.tables.match import compile_condition
@@ -70,20 +72,35 @@ def fits(
     return [dataclasses.replace(fit_known(one, earlier, pooled), apart=kind) for kind, one, earlier in known]
 
 
-def kept(table: Table, cases: Sequence[CaseResults], machine: Mapping[str, Any]) -> list[Earlier | None]:
+def kept(
+    table: Table, cases: Sequence[CaseResults], machine: Mapping[str, Any], *, other_shapes: bool = False
+) -> list[Earlier | None]:
     """Of each kind what a table was fitted to, where its shapes are the same as those behind the table's rule, and its
-    configs stand where they stood: others were added."""
-    beside, found = read_beside(table), []
+    configs stand where they stood: others were added. `other_shapes` may join them where no source has changed."""
+    beside = read_beside(table)
+    found: list[Earlier | None] = []
     for kind, own in parted(cases):
         rule = _rule_of(table, kind)
-        asked = rule is not None and beside is not None and neighbours_of(table, rule) is not None
-        before = earlier(rule, beside) if asked else None  # type: ignore[arg-type]
-        if before is not None:
-            again = fit(own, machine, before=before)
-            there = _told(beside, rule.index)  # type: ignore[arg-type, union-attr]
-            before = before if not again.moved and _told(beside_of([again]), 0) == there else None
-        found.append(before)
+        if rule is None or beside is None or neighbours_of(table, rule) is None:
+            found.append(None)
+            continue
+        before = earlier(rule, beside)
+        again = fit(own, machine, before=before)
+        if other_shapes:
+            found.append(_with_todays_order(before, again.moved, rule))
+        else:
+            same = not again.moved and _told(beside_of([again]), 0) == _told(beside, rule.index)
+            found.append(before if same else None)
     return found
+
+
+def _with_todays_order(before: Earlier, moved: Sequence[str], rule: Rule) -> Earlier | None:
+    """The order of a variant's configs on some shapes is another one on more; None where its source is another, too."""
+    known, variants = rule.evidence.sources if rule.evidence is not None else {}, catalog.get().variants
+    if any(known.get(name) != fingerprint_of(variants[name]) for name in moved):
+        return None
+    again = {name: dataclasses.replace(before.config_trees[name], order="") for name in moved}
+    return dataclasses.replace(before, config_trees={**before.config_trees, **again})
 
 
 def earlier(rule: Rule, beside: MeasuredSizes) -> Earlier:

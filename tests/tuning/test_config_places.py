@@ -152,3 +152,21 @@ def test_what_was_tuned_is_what_runs_though_nothing_tells_configs(declare):
     assert beside.ranked(["theirs", "test.ours"], ()) == ["theirs", "test.ours"]
     assert list(beside.configs("test.ours", TILES, None)) == TILES
     assert {entry.config.get("TILE") for _, entry in picks_left_out(found, Settings())} <= {None, TILES[0]["TILE"]}
+
+
+def test_other_shapes_may_join_what_was_fitted_where_no_source_has_changed(shipped):
+    """Fewer shapes have another digest of the order. It is noted anew, unless the configs may be others, too."""
+    folder, made = shipped
+    verified(shipped, made.text)
+    raw = journal.read(folder / "h200" / "0001.jsonl")
+    fewer = raw.of("attention")[1:]
+
+    def kept_of(text):
+        (folder / "attention.sm90.yaml").write_text(text, encoding="utf-8")
+        (found,) = kept(load_files([folder / "attention.sm90.yaml"]).tables[0], fewer, raw.machine, other_shapes=True)
+        return found
+
+    before, today = kept_of(made.text), fingerprint_of(catalog.get().variants["test.ours"])
+    again = fit(fewer, raw.machine, before=before)
+    assert not again.moved and len(again.shapes) == len(fewer)
+    assert today in made.text and kept_of(made.text.replace(today, today[::-1])) is None

@@ -9,7 +9,7 @@ from registry.ops.known import all_ops, op_named
 from registry.ops.parts.cases import Case
 from registry.tables import measured
 from registry.tuning import evidence
-from registry.tuning.fit import fit
+from registry.tuning.fit import Earlier, fit
 from registry.tuning.kinds import beside_of, fits, kept, parted
 from registry.tuning.lint import load_files
 from registry.tuning.rules import make_table
@@ -89,5 +89,19 @@ def test_kinds_whose_shapes_are_those_behind_a_table_keep_what_was_fitted(tmp_pa
     assert [one is not None for one in kept(table, raw.of("attention"), raw.machine)] == [True, True]
     del raw.cases[next(key for key, case in raw.cases.items() if case.facts["dtype"] == "float32")]
     assert [one is not None for one in kept(table, raw.of("attention"), raw.machine)] == [False, True]
+    both = kept(table, raw.of("attention"), raw.machine, other_shapes=True)
+    assert [one is not None for one in both] == [True, True]
     general = [case for case in raw.of("attention") if case.facts["dtype"] != "float32"]
     assert [one is not None for one in kept(table, general, raw.machine)] == [True]
+
+
+def test_of_new_shapes_what_was_fitted_before_may_stay_and_they_lie_beside_it():
+    """Weights are those of before; the shape that was new to them is there to be served by what was fastest on it."""
+    raw = results()
+    general = [case for case in raw.of("attention") if case.facts["dtype"] != "float32"]
+    (first,) = fits(general[:-1], raw.machine, ALL)
+    before = Earlier({name: 7.0 for name in first.weights}, None)
+    (again,) = fits(general, raw.machine, ALL, [before])
+    assert again.weights == before.weights and len(again.shapes) == len(first.shapes) + 1
+    (anew,) = fits(general, raw.machine, ALL)
+    assert anew.weights != before.weights

@@ -92,6 +92,8 @@ def test_a_dry_run_lists_contestants_and_measures_nothing(cache, capsys):
         (["tune", "attention", "--budget", "soon"], "allowed: a time such as 90s, 10m or 1h"),
         (["tune", "attention", "--fit-only"], "--fit-only needs --out"),
         (["tune", "attention", "--fit-only", "--out", "none.jsonl"], "--out none.jsonl does not exist"),
+        (["tune", "attention", "--keep"], "--keep needs --table FILE"),
+        (["tune", "attention", "--keep-trees", "--table", "none.yaml"], "--keep-trees needs --table FILE"),
         (["tune", "attention", "--out", __file__, "--also", __file__], "its shapes would count twice"),
         (["tune", "everything"], "everything"),
         (["inspect", "torch_matmul"], "declares no builds"),
