@@ -12,15 +12,17 @@ from __future__ import annotations
 import functools
 import json
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from product_cells import dispatched, fastest
+from product_cells import dispatched
 
 from registry.dispatch.catalog import catalog
 from registry.dispatch.fingerprint import fingerprint_of
+from registry.ops.known import op_named
+from registry.ops.parts.cases import Case
 from registry.tuning import journal
 from registry.tuning.fit import target_of
 from registry.tuning.journal import CaseResults, Results
@@ -38,11 +40,13 @@ class Judged:
 
     text: str
     pick: str
+    best: str
     lost: float
     """How much slower what is picked is than the best of all."""
     over_library: float | None
     """How much faster it is than the fastest library kernel, where there is one."""
     library_lost: float | None
+    of_a_model: bool
 
 
 @dataclass
@@ -125,14 +129,16 @@ def _place(op: str) -> int:
 
 
 def _judge(draw: Draw, results: Results, case: CaseResults) -> None:
-    pick, best, library = dispatched(results, case), fastest(case, "*"), library_kernel(case)
+    pick, library = dispatched(results, case), library_kernel(case)
+    best = min(case.timed.values(), key=lambda one: one.ms, default=None)
     if best is None:
         return
     if pick is None:
         draw.unmeasured += 1
         return
-    over = (library / pick.ms, library / best - 1) if library is not None else (None, None)
-    draw.outcomes.append(Judged(case.text, pick.variant, pick.ms / best - 1, *over))
+    over = (library / pick.ms, library / best.ms - 1) if library is not None else (None, None)
+    of_a_model = op_named(case.op).tuning.of_a_model(Case.from_data(case.shape))
+    draw.outcomes.append(Judged(case.text, pick.variant, best.variant, pick.ms / best.ms - 1, *over, of_a_model))
 
 
 def spread(shares: Iterable[float]) -> tuple[float, float, float]:
@@ -152,23 +158,82 @@ def _ratios(outcomes: Iterable[Judged]) -> list[float]:
 # --- tables -------------------------------------------------------------------------------------------------------
 
 
-def at_a_glance(folder: Path) -> str:
-    """Per op and card: all random draws together of which most counts."""
-    together: dict[tuple[str, str], list[Judged]] = {}
+def _together(folder: Path) -> dict[tuple[str, str], list[Judged]]:
+    """By op and card, all random draws of which most counts."""
+    found: dict[tuple[str, str], list[Judged]] = {}
     for draw in draws(folder):
         if not draw.kind and draw.fair:
-            together.setdefault((draw.op, draw.card), []).extend(draw.outcomes)
+            found.setdefault((draw.op, draw.card), []).extend(draw.outcomes)
+    return found
+
+
+def _apart(folder: Path) -> Iterator[tuple[str, str, str, list[Judged]]]:
+    """The same, published models and other sizes apart."""
+    for (op, card), outcomes in _together(folder).items():
+        for of_a_model, whose in ((True, "models"), (False, "any sizes")):
+            if drawn := [one for one in outcomes if one.of_a_model == of_a_model]:
+                yield op, card, whose, drawn
+
+
+def at_a_glance(folder: Path) -> str:
+    """Per op, card and what was drawn: what is dispatched over a library's kernel, and what it loses to the best."""
     rows = [
-        "| op | card | random shapes | over the fastest library kernel "
+        "| op | card | drawn of | shapes | over the fastest library kernel "
         "| slower than the best of all: mean | 95th percentile | worst |",
-        "|---|---|--:|--:|--:|--:|--:|",
+        "|---|---|---|--:|--:|--:|--:|--:|",
     ]
-    for (op, card), outcomes in together.items():
-        ratios = _ratios(outcomes)
+    for op, card, whose, drawn in _apart(folder):
+        ratios = _ratios(drawn)
         over = f"{statistics.geometric_mean(ratios):.2f} times"
-        over += f" (of {len(ratios)})" if len(ratios) < len(outcomes) else ""
-        lost = " | ".join(f"{100 * share:.1f}%" for share in spread(one.lost for one in outcomes))
-        rows.append(f"| {op} | {card} | {len(outcomes)} | {over} | {lost} |")
+        over += f" (of {len(ratios)})" if len(ratios) < len(drawn) else ""
+        lost = " | ".join(f"{100 * share:.1f}%" for share in spread(one.lost for one in drawn))
+        rows.append(f"| {op} | {card} | {whose} | {len(drawn)} | {over} | {lost} |")
+    return "\n".join(rows) if len(rows) > 2 else ""
+
+
+TOLD = 4
+"""Parts of a loss that are told, and what they are at least, in points."""
+TOLD_POINTS = 0.03
+
+
+def lost_between(folder: Path) -> str:
+    """Per op, card and what was drawn: between which variants the mean loss is lost, and by whose configs."""
+    rows = ["| op | card | drawn of | lost | of it |", "|---|---|---|--:|---|"]
+    for op, card, whose, drawn in _apart(folder):
+        parts: dict[tuple[str, str], list[float]] = {}
+        for one in drawn:
+            if one.lost > 0:
+                parts.setdefault((one.pick, one.best), []).append(100 * one.lost / len(drawn))
+        most = sorted(parts.items(), key=lambda part: -sum(part[1]))[:TOLD]
+        told = [
+            f"{sum(lost):.2f} {f'configs of `{pick}`' if pick == best else f'`{pick}` for `{best}`'} ({len(lost)})"
+            for (pick, best), lost in most
+            if sum(lost) >= TOLD_POINTS
+        ]
+        rows.append(
+            f"| {op} | {card} | {whose} | {100 * statistics.mean(o.lost for o in drawn):.2f}% | {'; '.join(told)} |"
+        )
+    return "\n".join(rows) if len(rows) > 2 else ""
+
+
+def losing(folder: Path) -> str:
+    """Per op and card: the shape that loses most to the best of all, and how many run slower than a library's kernel;
+    draws of rarer kinds last, together."""
+    rows = [
+        "| op | card | loses most to the best of all | under 0.95 of a library's kernel | least |",
+        "|---|---|---|--:|---|",
+    ]
+    together = _together(folder)
+    for draw in draws(folder):
+        if draw.kind:
+            together.setdefault(("rarer kinds", draw.card), []).extend(draw.outcomes)
+    for (op, card), outcomes in together.items():
+        worst = max(outcomes, key=lambda one: one.lost)
+        columns = [op, card, f"{100 * worst.lost:.0f}%: `{worst.text}`", "none runs", ""]
+        if beside := [(one.over_library, one.text) for one in outcomes if one.over_library is not None]:
+            least, text = min(beside)
+            columns[3:] = [f"{sum(over < 0.95 for over, _ in beside)} of {len(beside)}", f"{least:.2f}: `{text}`"]
+        rows.append(f"| {' | '.join(columns)} |")
     return "\n".join(rows) if len(rows) > 2 else ""
 
 

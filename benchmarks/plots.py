@@ -21,7 +21,7 @@ from typing import Any
 
 from call_tables import call_overhead, first_calls, new_shapes, warm_calls
 from drawing import plot_attention, plot_matmul, plot_warp_groups, speeds, variants_in
-from off_grid import at_a_glance, headline, regret, tried_out
+from off_grid import at_a_glance, headline, losing, lost_between, regret, tried_out
 from peer_cells import peer_cells, peers_at_a_glance
 from product_cells import dispatched, fastest, product_cells, ratios_text, tf32_ratios
 from prompt_cells import prompt_cells
@@ -243,6 +243,8 @@ WRITERS = (
     prompt_cells,
     tf32_ratios,
     at_a_glance,
+    losing,
+    lost_between,
     headline,
     regret,
     tried_out,

@@ -13,6 +13,7 @@ import registry
 from registry.contract.target import Target
 from registry.dispatch.catalog import catalog
 from registry.dispatch.fingerprint import fingerprint_of
+from registry.ops.known import op_named
 from registry.tuning import grids, journal
 
 
@@ -86,9 +87,16 @@ def test_what_dispatch_loses_on_a_draw_and_gains_over_a_library(tmp_path, monkey
         file.write("case", case="3", contestants={}, illegal={}, **told)
     assert plots.at_a_glance(tmp_path) == ""
     monkeypatch.setattr("off_grid.FAIR", 1 / 3)
+    whose = "models" if op_named("matmul").tuning.of_a_model(ours[0][0]) else "any sizes"
     assert plots.at_a_glance(tmp_path).splitlines()[2:] == [
-        "| matmul | H200 | 1 | 2.00 times | 100.0% | 100.0% | 100.0% |"
+        f"| matmul | H200 | {whose} | 1 | 2.00 times | 100.0% | 100.0% | 100.0% |"
     ]
+    (row,) = plots.lost_between(tmp_path).splitlines()[2:]
+    same = ours[0][1].variant == "triton_matmul"
+    between = f"configs of `{ours[0][1].variant}`" if same else f"`{ours[0][1].variant}` for `triton_matmul`"
+    assert row == f"| matmul | H200 | {whose} | 100.00% | 100.00 {between} (1) |"
+    (row,) = plots.losing(tmp_path).splitlines()[2:]
+    assert row == f"| matmul | H200 | 100%: `{ours[0][0].text}` | 0 of 1 | 2.00: `{ours[0][0].text}` |"
     _, _, row, _, _, _, worst = plots.regret(tmp_path).splitlines()
     assert row == "| matmul | H200 | 77 | 4 | 1 | 1 (1 more: pick not timed) | 100.0% | 100.0% | 100.0% | 300.0% |"
     assert worst == f"| matmul | H200 | 77 | `{ours[0][0].text}` | `{ours[0][1].variant}` | 100% |"

@@ -31,6 +31,25 @@ def test_what_is_mostly_asked_is_drawn_first(op):
     assert next(iter(op_named(op).tuning.draws)) == "random"
 
 
+@pytest.mark.parametrize("op", sorted({op for op, _ in DRAWN}))
+def test_shapes_of_published_models_are_told_from_others(op):
+    """About half are where sizes of any kind are drawn, too; elsewhere all are."""
+    of_a_model = op_named(op).tuning.of_a_model
+    known = sum(map(of_a_model, grid(op, "random:5:200")))
+    assert known == 200 if op.startswith(("grouped", "attention_varlen")) else 80 < known < 140
+
+
+def test_a_layer_is_known_by_its_widths_and_layout_and_heads_by_all_three_numbers():
+    layer, heads = op_named("matmul").tuning.of_a_model, op_named("attention").tuning.of_a_model
+    of_any_rows = "m=3,n=6144,k=4096"
+    assert layer(Case.parse("matmul", of_any_rows + ",layout=nt"))
+    assert not layer(Case.parse("matmul", of_any_rows)) and not layer(
+        Case.parse("matmul", "m=3,n=6144,k=4097,layout=nt")
+    )
+    assert heads(Case.parse("attention", "hq=32,hkv=8,s=5,d=128")) and heads(Case.parse("attention", "hq=32,s=5,d=128"))
+    assert not heads(Case.parse("attention", "hq=32,hkv=8,s=5,d=96"))
+
+
 def test_matmul_sizes_are_not_rounded():
     sizes = [case.sizes for case in grid("matmul", "random:3:80")]
     assert sum(size["m"] % 2 for size in sizes) > 20 and sum(size["k"] % 8 != 0 for size in sizes) > 15

@@ -58,3 +58,12 @@ def _model(rng: random.Random) -> dict[str, Any]:
     if model.window is not None and rng.random() < 0.5:
         found["window"] = (model.window, 0)
     return found
+
+
+_HEADS = frozenset((model.heads, model.heads_kv, model.head_dim) for model in MODELS)
+
+
+def of_a_model(case: Case) -> bool:
+    """Whether an attention has the heads of a published model."""
+    sizes = case.sizes
+    return (sizes["hq"], sizes.get("hkv", sizes["hq"]), sizes["d"]) in _HEADS

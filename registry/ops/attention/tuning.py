@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from registry.ops.attention.backward import attention_backward
-from registry.ops.attention.draws import draw
+from registry.ops.attention.draws import draw, of_a_model
 from registry.ops.attention.op import attention
 from registry.ops.parts.attention_workload import MaskedWorkload, OfGradients
 from registry.ops.parts.cases import Case
@@ -317,6 +317,7 @@ _FORWARD = Tuning(
     over="seqlen_q",
     panels=("head_dim", "causal"),
     draws=_draws("attention", "float32"),
+    of_a_model=of_a_model,
     apart=({"dtype": "float32"},),
 )
 BY_OP = {

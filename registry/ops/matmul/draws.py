@@ -8,7 +8,7 @@ from typing import Any
 
 from registry.ops.parts.cases import Case
 from registry.ops.parts.draws import log_uniform
-from registry.ops.parts.models import MODELS
+from registry.ops.parts.models import MODELS, Model
 
 MOST_FLOPS = 4e12
 MOST_BYTES = 4 << 30
@@ -86,8 +86,22 @@ def _any_size(rng: random.Random) -> tuple[int, int, int, str]:
 
 def _layer(rng: random.Random) -> tuple[int, int, int, str]:
     model = rng.choice(MODELS)
+    first = model.inner * (2 if model.gated and rng.random() < 0.5 else 1)
+    n, k = rng.choice(_widths(model, first))
+    return log_uniform(rng, 1, 16384), n, k, "nt"
+
+
+def _widths(model: Model, first: int) -> tuple[tuple[int, int], ...]:
+    """N and K of a model's four products, the first of its MLP this wide."""
     heads = model.heads * model.head_dim
     qkv = heads + 2 * model.heads_kv * model.head_dim
-    first = model.inner * (2 if model.gated and rng.random() < 0.5 else 1)
-    n, k = rng.choice(((qkv, model.hidden), (model.hidden, heads), (first, model.hidden), (model.hidden, model.inner)))
-    return log_uniform(rng, 1, 16384), n, k, "nt"
+    return (qkv, model.hidden), (model.hidden, heads), (first, model.hidden), (model.hidden, model.inner)
+
+
+_LAYERS = frozenset(widths for model in MODELS for times in (1, 2) for widths in _widths(model, times * model.inner))
+
+
+def of_a_model(case: Case) -> bool:
+    """Whether a product is a layer of a published model."""
+    sizes = case.sizes
+    return sizes.get("layout") == "nt" and (sizes["n"], sizes["k"]) in _LAYERS

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from registry.ops.matmul.draws import DRAWS
+from registry.ops.matmul.draws import DRAWS, of_a_model
 from registry.ops.matmul.op import matmul
 from registry.ops.parts.cases import Case
 from registry.ops.parts.judging import Expected, Tolerance
@@ -131,6 +131,7 @@ BY_OP = {
         MatmulWorkload,
         {"quick": quick, "tiny": tiny, "llm": llm, "squares": squares, "fp8": fp8, "fused": fused},
         draws=DRAWS,
+        of_a_model=of_a_model,
         order=("pitch", "m", "n", "k", "layout", "dtype", "batch", "elements"),
         leading=("m", "n", "k"),
         over="m",

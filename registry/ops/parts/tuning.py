@@ -36,6 +36,8 @@ class Tuning:
     draws: Mapping[str, Callable[[random.Random], Case]] = field(default_factory=dict)
     """One random shape that no grid holds, by the kind of shapes: what a table is judged by, as the grid
     "KIND:SEED:COUNT". The kind "random" is what is mostly asked; where an op has any, it comes first."""
+    of_a_model: Callable[[Case], bool] = lambda case: True
+    """Whether a drawn shape is one of a published model, where others are drawn beside those."""
     order: tuple[str, ...] = ()
     """Facts by which a report sorts its shapes, behind `panels`; others follow."""
     leading: tuple[str, ...] = ()
