@@ -100,7 +100,7 @@ def test_of_new_shapes_what_was_fitted_before_may_stay_and_they_lie_beside_it():
     raw = results()
     general = [case for case in raw.of("attention") if case.facts["dtype"] != "float32"]
     (first,) = fits(general[:-1], raw.machine, ALL)
-    before = Earlier({name: 7.0 for name in first.weights}, None)
+    before = Earlier(dict.fromkeys(first.weights, 7.0), None)
     (again,) = fits(general, raw.machine, ALL, [before])
     assert again.weights == before.weights and len(again.shapes) == len(first.shapes) + 1
     (anew,) = fits(general, raw.machine, ALL)
