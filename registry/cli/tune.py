@@ -296,6 +296,10 @@ def _fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: An
         of_table = (options["keep"] or options["keep_trees"]) and load_files([options["table_path"]]).tables
         if of_table:
             before = kept(of_table[0], results.of(op), results.machine, other_shapes=options["keep_trees"])
+        if options["keep_trees"] and (anew := before.count(None) if of_table else "all"):
+            notes.append(
+                f"kinds fitted anew: {anew} (--table has none such, or a variant has changed since it was made)"
+            )
         found = fits(results.of(op), results.machine, settings, before)
         fitted = make_table(
             results, found, run, settings, device=own or options["per_device"], also=list(map(_run_of, options["also"]))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,21 @@ def test_fitting_again_measures_nothing(tuned, tmp_path, capsys):
     assert "regret of each shape by the others" in printed
     assert Path(raw).read_bytes() == before
     assert "run: cpu/0001" in where.read_text() and "device: cpu" in where.read_text()
+
+
+def test_trees_and_weights_may_be_kept_where_no_source_has_changed(tuned, tmp_path, capsys):
+    """What was found before stays, here a weight that no fit finds; a fit that is anew says so."""
+    where = tmp_path / "attention.cpu.yaml"
+    given = ["tune", "attention", "--fit-only", "--out", tuned[1]["results"], "--table", str(where)]
+    assert main(given) == 0
+    edited = re.sub(r"nearest: {(\w+): [\d.]+", r"nearest: {\1: 77.7", where.read_text())
+    assert edited != where.read_text()
+    where.write_text(edited)
+    assert main([*given, "--keep-trees"]) == 0
+    assert ": 77.7" in where.read_text() and "fitted anew" not in capsys.readouterr().out
+    where.write_text("op: attention\narch: cpu\nrules:\n- use: [torch_cpu]\n")
+    assert main([*given, "--keep-trees"]) == 0
+    assert "kinds fitted anew: 1 " in capsys.readouterr().out and ": 77.7" not in where.read_text()
 
 
 def test_a_dry_run_lists_contestants_and_measures_nothing(cache, capsys):
