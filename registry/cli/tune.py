@@ -10,20 +10,19 @@ from typing import Any
 
 import click
 
-from registry.cli import FINDING, INTERRUPTED, OK, TERMINATED
+from registry.cli import INTERRUPTED, OK, TERMINATED
 from registry.cli._files import EXISTING, FILE, check_tune
+from registry.cli._fit import fit
 from registry.cli._page import Page, json_option, print_json
 from registry.cli._plugins import plugin_option
-from registry.cli._sweep import Duration, SweepView, report_lines, results_lines
+from registry.cli._sweep import Duration, SweepView
 from registry.errors import InvalidArgument
-from registry.notices import both_ends, printable
 from registry.ops.known import all_ops
 
 ENDED_BY = {"interrupted": INTERRUPTED, "terminated": TERMINATED}
 """What ends a sweep from outside, and the exit status that says so."""
 GUIDED_DROP = 1.1
 """A guided sweep compares the best few: who is slower by this factor after one turn takes no further part."""
-SHOWN_FAILURES = 8
 
 
 @click.command(
@@ -48,7 +47,11 @@ SHOWN_FAILURES = 8
 @click.option(
     "--timeout", type=Duration(), default="30s", help="A kernel that is silent so long is killed. [default: 30s]"
 )
-@click.option("--processes", type=click.IntRange(1), help="Compilers at once. [default: all cores but two]")
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    help="Compilers at once, then processes that fit trees. [default: all cores but two, then all; 12 at most]",
+)
 @click.option(
     "--guided",
     is_flag=True,
@@ -99,7 +102,7 @@ def command(op: str, **options: Any) -> int:
     settings = Settings()
     load_plugins(options["plugins"])  # what is wrong with them is said here, before a worker falls over it
     if options["fit_only"]:
-        return _fit(op, options, settings, options["out"], None)
+        return fit(op, options, settings, options["out"], None)
     from registry.tuning import worker
     from registry.tuning.answering import who_answers
     from registry.tuning.grids import select
@@ -123,7 +126,7 @@ def command(op: str, **options: Any) -> int:
             return _dry_run(cases, child, options)
         path = options["out"] or _journal_path(op, child.welcome["machine"], options["graph"])
         report = _measure(cases, path, child, effort, _guidance(op, options), options)
-    status = _fit(op, options, settings, path, report)
+    status = fit(op, options, settings, path, report)
     return ENDED_BY.get(report.stopped, status)
 
 
@@ -268,135 +271,3 @@ def _stoppable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: Any) -> int:
-    from registry.tuning import journal, store
-    from registry.tuning.kinds import fits, kept
-    from registry.tuning.lint import load_files
-    from registry.tuning.rules import make_table
-
-    results = journal.read(path)
-    notes = [f"{path}: line {number} is damaged and passed over" for number in results.bad_lines]
-    raw = results
-    own = options["out"] is None
-    if own:
-        results, more = _through_cache(op, results)
-        notes += more
-    if results.cases and "device" not in results.machine:
-        raise journal.ResultsError(
-            f"{path}: the line is lost that says what it was measured on; a sweep into it adds one"
-        )
-    run = options["run_name"] or _run_of(path)
-    also = [journal.read(other) for other in options["also"]]
-    notes += [f"{other.path}: line {number} is damaged and passed over" for other in also for number in other.bad_lines]
-    results = results.joined(also)
-    try:
-        before = []
-        of_table = (options["keep"] or options["keep_trees"]) and load_files([options["table_path"]]).tables
-        if of_table:
-            before = kept(of_table[0], results.of(op), results.machine, other_shapes=options["keep_trees"])
-        if options["keep_trees"] and (anew := before.count(None) if of_table else "all"):
-            notes.append(
-                f"kinds fitted anew: {anew} (--table has none such, or a variant has changed since it was made)"
-            )
-        found = fits(results.of(op), results.machine, settings, before)
-        fitted = make_table(
-            results, found, run, settings, device=own or options["per_device"], also=list(map(_run_of, options["also"]))
-        )
-    except ValueError as error:
-        _print(op, raw, report, [*notes, f"no table: {error}", *_failures(raw, op)], None, options)
-        return FINDING
-    where = ""
-    if options["table_path"] is not None:
-        store.write_both(options["table_path"], fitted.text, fitted.measured)
-        where = str(options["table_path"])
-    elif own:
-        where = str(store.write_table(op, results.machine["device"], fitted.text, fitted.measured))
-    _print(op, raw, report, notes, (fitted, where), options)
-    return FINDING if report is not None and report.stopped else OK
-
-
-def _run_of(path: Path) -> str:
-    """What evidence calls raw results: their place in the folder of all."""
-    return f"{path.parent.name}/{path.stem}".lstrip("./")
-
-
-def _failures(results: Any, op: str) -> list[str]:
-    """What failed, once each, and how to try it again: contestants that failed are not measured twice by themselves."""
-    found: dict[str, int] = {}
-    for case in results.of(op):
-        for entry in case.entries.values():
-            if entry.failure is not None:
-                text = f"{entry.variant}: {entry.failure['why']}: {entry.failure.get('detail', '')}".strip(": ")
-                text = both_ends(text, 300)
-                found[text] = found.get(text, 0) + 1
-    if not found:
-        return []
-    lines = [
-        f"failed{f' {count} times' if count > 1 else ''}: {text}"
-        for text, count in list(found.items())[:SHOWN_FAILURES]
-    ]
-    more = [f"and {len(found) - SHOWN_FAILURES} more"] if len(found) > SHOWN_FAILURES else []
-    return [*lines, *more, "what failed is measured again when its source changes, or with --retry-failed"]
-
-
-def _through_cache(op: str, results: Any) -> tuple[Any, list[str]]:
-    """Add a sweep to the user's store and take back everything there that still holds on this machine."""
-    from registry.tuning import store
-
-    rows = store.rows_of(results)
-    damaged = store.damaged(op, str(results.machine.get("device")))  # before a merge leaves it out
-    try:
-        store.merge(rows)
-    except store.StoreError as error:
-        return results, [*damaged, f"the cache did not take the results: {error}"]
-    loaded = store.load(op, results.machine)
-    notes = [*damaged, *(f"passed over: {stale}" for stale in loaded.stale)]
-    same_mode = [row for row in loaded.rows if row.mode == results.mode]
-    return store.as_results(same_mode, results.machine, results.path), notes
-
-
-def _print(op: str, results: Any, report: Any, notes: list[str], made: Any, options: dict[str, Any]) -> None:
-    from registry.contract.describe import config_text
-
-    fitted, where = made or (None, "")
-    if options["as_json"]:
-        print_json(_data(op, results, report, notes, fitted, where))
-        return
-    page = Page()
-    for line in results_lines(results, op):
-        page.line(line)
-    page.gap()
-    for line in [*(report_lines(report) if report else []), *notes]:
-        page.line(line)
-    if fitted is None:
-        return
-    for warning in fitted.warnings:
-        page.line(f"never dispatched to: {warning}", style="red")
-    for text in fitted.unheard:
-        page.line(text, style="yellow")
-    for text, why in fitted.skipped.items():
-        page.line(f"not in the fit ({why}): {text}")
-    page.line(f"regret of each shape by the others, as if it had not been measured: {fitted.regret}")
-    for kind, regret in fitted.kinds if len(fitted.kinds) > 1 else ():
-        page.line(f"  {config_text(kind) or 'of other kinds'}: {regret}")
-    page.line(f"for comparison, one variant for all, each time with its best config: {fitted.single}")
-    if where:
-        page.line(f"table: {where}")
-    else:
-        page.gap()
-        click.echo(printable(fitted.text))
-
-
-def _data(op: str, results: Any, report: Any, notes: list[str], fitted: Any, where: str) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    found: dict[str, Any] = {"op": op, "results": results.path, "shapes": len(results.of(op)), "notes": notes}
-    if report is not None:
-        found["sweep"] = asdict(report)
-    if fitted is not None:
-        kinds = [{"when": dict(kind), **regret.data()} for kind, regret in fitted.kinds]
-        found |= {"rules": fitted.rules, "regret": fitted.regret.data(), "single": fitted.single.data(), "kinds": kinds}
-        found |= {"warnings": fitted.warnings, "unheard": fitted.unheard, "table": where or fitted.text}
-    return found

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from registry.tables.config_order import ASKED, Config, ConfigTrees, Cost, coordinates_of, own_order
 from registry.tables.trees import Trees
-from registry.tuning.boosting import PARTS, Extent, boosted
+from registry.tuning.boosting import PARTS, Extent
+from registry.tuning.helpers import Part, boosted_parts
 
 MOST_OF = 0.5
 """The share of what pooled trees have seen from which on a kind takes them without trees of its own beside them. Most
@@ -81,7 +82,7 @@ def fitted_config_trees(
         if name in pooled and len(own) > MOST_OF * pooled[name].shapes:
             found[name] = pooled[name].trees
         elif len(own) >= LEAST:
-            fitted = [_fitted(name, tuple(coordinates), own, near) for near in NEAR]
+            fitted = _fitted(name, tuple(coordinates), own)
             fitted += [pooled[name].trees] if name in pooled else []
             found[name] = min(fitted, key=lambda trees: _lost_left_out(trees, own))
     return found
@@ -98,7 +99,7 @@ def pooled_config_trees(kinds: Sequence[tuple[Sequence[str], Sequence[Mapping[st
         if len(several) > 1:
             pairs = enumerate((place, timed) for own in several for place, timed in own.items())
             every = {PARTS * number + place % PARTS: timed for number, (place, timed) in pairs}
-            fitted = [_fitted(name, coordinates, every, near) for near in NEAR]
+            fitted = _fitted(name, coordinates, every)
             found[name] = Pooled(min(fitted, key=lambda trees: _lost_left_out(trees, every)), len(every))
     return found
 
@@ -126,32 +127,39 @@ def _lost_left_out(trees: ConfigTrees, shapes: Mapping[int, Timed]) -> float:
     return lost
 
 
-def _fitted(name: str, coordinates: tuple[str, ...], shapes: Mapping[int, Timed], near: float) -> ConfigTrees:
+def _fitted(name: str, coordinates: tuple[str, ...], shapes: Mapping[int, Timed]) -> list[ConfigTrees]:
+    """Trees for each of `NEAR`."""
     import torch
 
     own = coordinates_of([config for timed in shapes.values() for config in timed.configs])
     untold = ConfigTrees(Trees((*coordinates, *own), (name,), ()))
-    points, beyond, shape_of = [], [], []
+    points, least, lost, guessed, shape_of = [], [], [], [], []
     for place, timed in shapes.items():
         order = own_order(timed.configs, timed.cost)[:ASKED]
         places = {id(config): at for at, config in enumerate(timed.configs)}
-        least = math.log(min(timed.ms.values()))
+        fastest = math.log(min(timed.ms.values()))
         here = untold.trees.at(timed.likeness)
         for told, (config, guess) in zip(untold.told(order), order, strict=True):
             if (at := places[id(config)]) in timed.ms:
                 took = timed.ms[at]
                 points.append(here + told)
-                lost = math.log(took) - least if math.isfinite(took) else BEHIND
-                lost = near * math.tanh(lost / near) if math.isfinite(near) else lost
-                beyond.append(least + lost - math.log(guess))
+                least.append(fastest)
+                lost.append(math.log(took) - fastest if math.isfinite(took) else BEHIND)
+                guessed.append(math.log(guess))
                 shape_of.append(place)
-    rows, wanted, whose = torch.tensor(points).double(), torch.tensor(beyond).double()[:, None], torch.tensor(shape_of)
+    rows, whose = torch.tensor(points).double(), torch.tensor(shape_of)
+    extent = EXTENTS[max(fewest for fewest in EXTENTS if fewest <= len(shapes))]
+    if len(shapes) >= MANY and any(timed.cost is not None for timed in shapes.values()):
+        extent = GUESSED
     parts = []
-    least = max(least for least in EXTENTS if least <= len(shapes))
-    guessed = len(shapes) >= MANY and any(timed.cost is not None for timed in shapes.values())
-    extent = GUESSED if guessed else EXTENTS[least]
-    for seed in range(PARTS + 1):
-        seen = whose % PARTS != seed - 1
-        group = whose[seen].unique(return_inverse=True)[1]
-        parts.append(boosted(rows[seen], wanted[seen], extent, seed, group))
-    return ConfigTrees(Trees(untold.trees.coordinates, (name,), tuple(parts)))
+    for near in NEAR:
+        held = [near * math.tanh(one / near) if math.isfinite(near) else one for one in lost]
+        told_by = [fast + one - guess for fast, one, guess in zip(least, held, guessed, strict=True)]
+        wanted = torch.tensor(told_by).double()[:, None]
+        for seed in range(PARTS + 1):
+            seen = whose % PARTS != seed - 1
+            group = whose[seen].unique(return_inverse=True)[1]
+            parts.append(Part(rows[seen], wanted[seen], extent, seed, group))
+    trees = boosted_parts(parts)
+    each = [trees[first : first + PARTS + 1] for first in range(0, len(trees), PARTS + 1)]
+    return [ConfigTrees(Trees(untold.trees.coordinates, (name,), found)) for found in each]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from registry.tables.nearest import CAP, NEVER, Config
 from registry.tables.shapes import Shape
 from registry.tables.trees import Trees
-from registry.tuning.boosting import PARTS, Extent, boosted
+from registry.tuning.boosting import PARTS, Extent
+from registry.tuning.helpers import Part, boosted_parts
 
 if TYPE_CHECKING:
     import torch
@@ -86,8 +87,8 @@ def fitted_trees(
     lost_by: dict[float, Trees] = {}
     for chance in range(CHANCES if extent is EXTENTS[0][1] else 1):
         first = chance * len(seen)
-        parts = tuple(boosted(points[rows], held[rows], extent, seed) for seed, rows in enumerate(seen, first))
-        trees = Trees(tuple(coordinates), tuple(names), parts)
+        parts = [Part(points[rows], held[rows], extent, seed) for seed, rows in enumerate(seen, first)]
+        trees = Trees(tuple(coordinates), tuple(names), boosted_parts(parts))
         lost_by.setdefault(_lost_unseen(trees, points, held), trees)
     least = min(lost_by)
     return lost_by[least] if AHEAD * least <= _lost_nearby(tuple(coordinates), points, held, weights) else None
