@@ -19,6 +19,7 @@ from typing import Any
 
 from product_cells import dispatched
 
+from registry.disk import write_atomic
 from registry.dispatch.catalog import catalog
 from registry.dispatch.fingerprint import fingerprint_of
 from registry.ops.known import op_named
@@ -45,7 +46,6 @@ class Judged:
     """How much slower what is picked is than the best of all."""
     over_library: float | None
     """How much faster it is than the fastest library kernel, where there is one."""
-    library_lost: float | None
     of_a_model: bool
 
 
@@ -62,8 +62,6 @@ class Draw:
     fitted: int = 0
     """Of those: the card's own journal of the op holds them, so that they judge nothing."""
     outcomes: list[Judged] = field(default_factory=list)
-    unmeasured: int = 0
-    """Of shapes that would count: what is picked was not timed."""
 
     @property
     def fair(self) -> bool:
@@ -72,6 +70,10 @@ class Draw:
     @property
     def name(self) -> str:
         return f"{self.op} ({self.kind})" if self.kind else self.op
+
+    def key(self, folder: Path) -> str:
+        """Among all results."""
+        return self.path.relative_to(folder).with_suffix("").as_posix()
 
 
 def card_of(results: Results) -> str:
@@ -131,14 +133,11 @@ def _place(op: str) -> int:
 def _judge(draw: Draw, results: Results, case: CaseResults) -> None:
     pick, library = dispatched(results, case), library_kernel(case)
     best = min(case.timed.values(), key=lambda one: one.ms, default=None)
-    if best is None:
+    if best is None or pick is None:
         return
-    if pick is None:
-        draw.unmeasured += 1
-        return
-    over = (library / pick.ms, library / best.ms - 1) if library is not None else (None, None)
+    over = library / pick.ms if library is not None else None
     of_a_model = op_named(case.op).tuning.of_a_model(Case.from_data(case.shape))
-    draw.outcomes.append(Judged(case.text, pick.variant, best.variant, pick.ms / best.ms - 1, *over, of_a_model))
+    draw.outcomes.append(Judged(case.text, pick.variant, best.variant, pick.ms / best.ms - 1, over, of_a_model))
 
 
 def spread(shares: Iterable[float]) -> tuple[float, float, float]:
@@ -148,7 +147,11 @@ def spread(shares: Iterable[float]) -> tuple[float, float, float]:
 
 
 def spread_text(shares: Iterable[float]) -> str:
-    return ", ".join(f"{100 * share:.1f}" for share in spread(shares)) + "%"
+    return _percent(spread(shares))
+
+
+def _percent(shares: Iterable[float]) -> str:
+    return ", ".join(f"{100 * share:.1f}" for share in shares) + "%"
 
 
 def _ratios(outcomes: Iterable[Judged]) -> list[float]:
@@ -237,20 +240,24 @@ def losing(folder: Path) -> str:
     return "\n".join(rows) if len(rows) > 2 else ""
 
 
-def headline(folder: Path) -> str:
-    """Per draw: what is dispatched over the fastest library kernel, what it loses to the best of all, and what
-    `try_out` leaves of that, by the run that tried most."""
+def every_draw(folder: Path) -> str:
+    """Per draw: how many of its shapes count, what is dispatched over the fastest library kernel, what it loses to the
+    best of all, what it lost by the tables that met it, and what `try_out` leaves, by the run that tried most."""
     rows = [
-        "| op | card | draw | shapes | over the fastest library kernel | least | under 0.95 "
-        "| lost: mean, 95th percentile, worst | tried out | first call, tried out |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| op | card | draw | shapes that count | over the fastest library kernel | least | under 0.95 "
+        "| lost: mean, 95th percentile, worst | lost when new | tried out | first call, tried out |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
+    met = first_judged(folder)
     for draw in draws(folder):
         ratios = _ratios(draw.outcomes)
         over = f"{statistics.geometric_mean(ratios):.2f} ({len(ratios)})" if ratios else "none runs"
-        columns = [draw.name, draw.card, draw.seed, str(len(draw.outcomes)), over]
+        count = f"{len(draw.outcomes)} of {draw.drawn - draw.fitted}"
+        columns = [draw.name, draw.card, draw.seed, count, over]
         columns += [f"{min(ratios):.2f}" if ratios else "", str(sum(ratio < 0.95 for ratio in ratios))]
         columns += [spread_text(one.lost for one in draw.outcomes)]
+        first = met.get(draw.key(folder))
+        columns += [_percent(first["lost"]) if first else ""]
         records = [
             json.loads(p.read_text(encoding="utf-8")) for p in draw.path.parent.glob(f"try_out_{draw.seed}_*.json")
         ]
@@ -261,25 +268,42 @@ def headline(folder: Path) -> str:
     return "\n".join(rows) if len(rows) > 2 else ""
 
 
-def regret(folder: Path) -> str:
-    """Per draw: what is picked over the best of all variants and configs, and the worst shapes."""
-    lines = [
-        "| op | card | draw | drawn shapes | of these in a fit | counted: all is launched so today "
-        "| mean | 95th percentile | worst | mean of the best library kernel |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    worst = ["| op | card | draw | the worst shapes | runs | slower |", "|---|---|---|---|---|--:|"]
+WORST = 4
+"""Shapes of an op and card that are named; of each rarer kind one."""
+
+
+def worst_shapes(folder: Path) -> str:
+    """Per op and card, the shapes that lose most of all draws, by what runs and what would be faster."""
+    rows = ["| op | card | shape | runs | fastest | slower |", "|---|---|---|---|---|--:|"]
+    found: dict[tuple[str, str], list[Judged]] = {}
     for draw in draws(folder):
-        alone = [one.library_lost for one in draw.outcomes if one.library_lost is not None]
-        columns = [*spread(one.lost for one in draw.outcomes), *([statistics.mean(alone)] if alone else [])]
-        figures = " | ".join([f"{100 * x:.1f}%" for x in columns] + [""] * (4 - len(columns)))
-        counted = f"{len(draw.outcomes)}" + (f" ({draw.unmeasured} more: pick not timed)" if draw.unmeasured else "")
-        where = f"| {draw.name} | {draw.card} | {draw.seed} |"
-        lines.append(f"{where} {draw.drawn} | {draw.fitted or ''} | {counted} | {figures} |")
-        ordered = sorted(draw.outcomes, key=lambda one: (-one.lost, one.text))
-        for one in ordered[: 1 if draw.kind else 3]:
-            worst.append(f"{where} `{one.text}` | `{one.pick}` | {100 * one.lost:.0f}% |")
-    return "\n".join([*lines, "", *worst]) if len(lines) > 2 else ""
+        found.setdefault((draw.name, draw.card), []).extend(draw.outcomes)
+    for (name, card), outcomes in found.items():
+        for one in sorted(outcomes, key=lambda one: (-one.lost, one.text))[: 1 if "(" in name else WORST]:
+            best = "another config" if one.best == one.pick else f"`{one.best}`"
+            rows.append(f"| {name} | {card} | `{one.text}` | `{one.pick}` | {best} | {100 * one.lost:.0f}% |")
+    return "\n".join(rows) if len(rows) > 2 else ""
+
+
+FIRST = "first_judged.json"
+"""Beside all results: what each draw lost by the tables that it met, before any choice was made by it. By draw; none
+for draws that are older than this file."""
+
+
+def first_judged(folder: Path) -> dict[str, Any]:
+    path = folder / FIRST
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def note_new_draws(folder: Path) -> None:
+    """Judge draws that were not met before by the tables of now, and keep it. Do so before tables are fitted anew."""
+    known = first_judged(folder)
+    for draw in draws(folder):
+        lost = [round(share, 4) for share in spread(one.lost for one in draw.outcomes)]
+        known.setdefault(draw.key(folder), {"date": draw.date, "counted": len(draw.outcomes), "lost": lost})
+    lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(known[key])}" for key in sorted(known))
+    write_atomic(folder / FIRST, f"{{\n{lines}\n}}\n")
 
 
 def tried_out(folder: Path) -> str:

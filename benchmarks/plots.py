@@ -21,7 +21,7 @@ from typing import Any
 
 from call_tables import call_overhead, first_calls, new_shapes, warm_calls
 from drawing import plot_attention, plot_matmul, plot_warp_groups, speeds, variants_in
-from off_grid import at_a_glance, headline, losing, lost_between, regret, tried_out
+from off_grid import at_a_glance, every_draw, losing, lost_between, note_new_draws, tried_out, worst_shapes
 from peer_cells import peer_cells, peers_at_a_glance
 from product_cells import dispatched, fastest, product_cells, ratios_text, tf32_ratios
 from prompt_cells import prompt_cells
@@ -214,6 +214,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not all_results:
         print(f"no results under {options.results}", file=sys.stderr)
         return 1
+    if not options.check:
+        note_new_draws(options.results)
     tables = {writer.__name__: writer(options.results) for writer in WRITERS}
     for path in [] if options.check else sorted(options.results.rglob("warp_groups.jsonl")):
         plot_warp_groups(journal.read(path), options.images / "warp_groups.png")
@@ -245,8 +247,8 @@ WRITERS = (
     at_a_glance,
     losing,
     lost_between,
-    headline,
-    regret,
+    every_draw,
+    worst_shapes,
     tried_out,
     guided,
     transformers_door,

@@ -97,10 +97,18 @@ def test_what_dispatch_loses_on_a_draw_and_gains_over_a_library(tmp_path, monkey
     assert row == f"| matmul | H200 | {whose} | 100.00% | 100.00 {between} (1) |"
     (row,) = plots.losing(tmp_path).splitlines()[2:]
     assert row == f"| matmul | H200 | 100%: `{ours[0][0].text}` | 0 of 1 | 2.00: `{ours[0][0].text}` |"
-    _, _, row, _, _, _, worst = plots.regret(tmp_path).splitlines()
-    assert row == "| matmul | H200 | 77 | 4 | 1 | 1 (1 more: pick not timed) | 100.0% | 100.0% | 100.0% | 300.0% |"
-    assert worst == f"| matmul | H200 | 77 | `{ours[0][0].text}` | `{ours[0][1].variant}` | 100% |"
-    assert plots.headline(tmp_path).splitlines()[2].startswith("| matmul | H200 | 77 | 1 | 2.00 (1) | 2.00 | 0 | 100.0")
+    best = "another config" if same else "`triton_matmul`"
+    *_, worst = plots.worst_shapes(tmp_path).splitlines()
+    assert worst == f"| matmul | H200 | `{ours[0][0].text}` | `{ours[0][1].variant}` | {best} | 100% |"
+    *_, row = plots.every_draw(tmp_path).splitlines()
+    assert row == "| matmul | H200 | 77 | 1 of 3 | 2.00 (1) | 2.00 | 0 | 100.0, 100.0, 100.0% |  |  |  |"
+    plots.note_new_draws(tmp_path)
+    noted = (tmp_path / "first_judged.json").read_text()
+    assert json.loads(noted) == {"judged_77_matmul": {"date": "2026-01-02", "counted": 1, "lost": [1.0, 1.0, 1.0]}}
+    (tmp_path / "first_judged.json").write_text(noted.replace("[1.0, 1.0, 1.0]", "[0.5, 0.25, 2.0]"))
+    plots.note_new_draws(tmp_path)  # it was new once
+    *_, row = plots.every_draw(tmp_path).splitlines()
+    assert row.endswith("| 100.0, 100.0, 100.0% | 50.0, 25.0, 200.0% |  |  |")
 
 
 def test_decisions_for_new_shapes_become_a_table(tmp_path):
