@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from call_tables import call_overhead, first_calls, new_shapes, warm_calls
+from conformance_table import conformance
 from drawing import plot_attention, plot_matmul, plot_warp_groups, speeds, variants_in
 from off_grid import at_a_glance, every_draw, losing, lost_between, note_new_draws, tried_out, worst_shapes
 from peer_cells import peer_cells, peers_at_a_glance
@@ -250,6 +251,7 @@ WRITERS = (
     every_draw,
     worst_shapes,
     tried_out,
+    conformance,
     guided,
     transformers_door,
 )

@@ -13,6 +13,8 @@ from registry.cli._page import Page, print_json
 from registry.cli._sweep import report_lines, results_lines
 from registry.notices import both_ends, printable
 
+LISTED = 100
+"""Of measured shapes."""
 SHOWN = 8
 """Of failures, and of shapes that are left out for one reason."""
 
@@ -122,8 +124,11 @@ def _print(op: str, results: Any, report: Any, notes: list[str], made: Any, opti
         print_json(_data(op, results, report, notes, fitted, where))
         return
     page = Page()
-    for line in results_lines(results, op):
+    lines = results_lines(results, op)
+    for line in lines[:LISTED]:
         page.line(line)
+    if len(lines) > LISTED:
+        page.line(f"and {len(lines) - LISTED} more: kreg report {results.path} draws them all")
     page.gap()
     for line in [*(report_lines(report) if report else []), *notes]:
         page.line(line)

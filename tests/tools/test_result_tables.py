@@ -159,3 +159,17 @@ def test_a_guided_sweep_is_held_against_the_full_one_by_its_times(tmp_path):
     head, _, row, every, _, _, _, far = plots.guided(tmp_path).splitlines()
     assert row == "| matmul | 1 | 2 of 3 (66.7%) | 50.00% | 50.0% | 0 of 1 |" and every == row.replace("matmul", "all")
     assert far == f"- matmul `{case.text}`: slow 1500.0, fast 1000.0 us (2 of 3 measured)"
+
+
+def test_runs_of_the_conformance_kit_add_up_by_variant(tmp_path):
+    """A variant that no run was kept of is named, too: nobody takes silence for a pass."""
+    assert plots.conformance(tmp_path) == ""
+    for name, outcomes in (("conformance", [True, False]), ("conformance_12", [True])):
+        report = {"subject": "triton_fa2", "cases": [{"passed": passed} for passed in outcomes]}
+        (tmp_path / "h200").mkdir(exist_ok=True)
+        (tmp_path / "h200" / f"{name}.json").write_text(json.dumps([report]))
+    rows = plots.conformance(tmp_path).splitlines()
+    where = "../../benchmarks/results/h200/conformance_12.json"
+    assert f"| `triton_fa2` | 3 | 1 | [12]({where}) | none | |  |" in rows
+    assert "| `triton_gemv` | none | |  | none | |  |" in rows
+    assert not any("torch_cpu" in row for row in rows)
