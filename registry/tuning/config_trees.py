@@ -157,9 +157,9 @@ def _fitted(name: str, coordinates: tuple[str, ...], shapes: Mapping[int, Timed]
         told_by = [fast + one - guess for fast, one, guess in zip(least, held, guessed, strict=True)]
         wanted = torch.tensor(told_by).double()[:, None]
         for seed in range(PARTS + 1):
-            seen = whose % PARTS != seed - 1
+            seen = (whose % PARTS != seed - 1).nonzero()[:, 0]
             group = whose[seen].unique(return_inverse=True)[1]
-            parts.append(Part(rows[seen], wanted[seen], extent, seed, group))
+            parts.append(Part(rows, wanted, seen, extent, seed, group))
     trees = boosted_parts(parts)
     each = [trees[first : first + PARTS + 1] for first in range(0, len(trees), PARTS + 1)]
     return [ConfigTrees(Trees(untold.trees.coordinates, (name,), found)) for found in each]

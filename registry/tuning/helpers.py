@@ -35,13 +35,17 @@ _at_work: ContextVar[CompilePool | None] = ContextVar("helpers", default=None)
 
 
 class Part(NamedTuple):
-    """What `boosted` is asked for."""
+    """What `boosted` is asked for: some rows of points and of what they tell, which parts share."""
 
     points: torch.Tensor
     told: torch.Tensor
+    rows: torch.Tensor
     size: Extent
     seed: int
     group: torch.Tensor | None = None
+
+    def trees(self) -> tuple[Tree, ...]:
+        return boosted(self.points[self.rows], self.told[self.rows], self.size, self.seed, self.group)
 
 
 @contextlib.contextmanager
@@ -59,31 +63,33 @@ def helpers(processes: int | None = None) -> Iterator[None]:
 def boosted_parts(parts: Sequence[Part]) -> tuple[tuple[Tree, ...], ...]:
     """The trees of each part."""
     pool = _at_work.get()
-    if pool is None or pool.count == 1 or sum(len(part.points) * part.size.trees for part in parts) < WORTH:
-        return tuple(boosted(*part) for part in parts)
+    if pool is None or pool.count == 1 or sum(len(part.rows) * part.size.trees for part in parts) < WORTH:
+        return tuple(part.trees() for part in parts)
     with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / str(number) for number in range(len(parts))]
-        for file, part in zip(files, parts, strict=True):
-            file.write_bytes(pickle.dumps(part))
-        pool.submit({file: {"part": str(file)} for file in files})
-        return tuple(_trees(pool.result(file), file, part) for file, part in zip(files, parts, strict=True))
+        asked = Path(folder) / "parts"
+        asked.write_bytes(pickle.dumps(list(parts)))  # what they share is in it once
+        answers = [Path(folder) / str(number) for number in range(len(parts))]
+        pool.submit(
+            {path: {"parts": str(asked), "number": number, "to": str(path)} for number, path in enumerate(answers)}
+        )
+        return tuple(_trees(pool.result(path), path, part) for path, part in zip(answers, parts, strict=True))
 
 
-def _trees(answer: dict[str, Any] | None, file: Path, part: Part) -> tuple[Tree, ...]:
+def _trees(answer: dict[str, Any] | None, path: Path, part: Part) -> tuple[Tree, ...]:
     """Of a part; fitted here where a helper died over it, as for want of memory."""
     if answer is None or not answer["ok"]:
-        return boosted(*part)
-    found: tuple[Tree, ...] = pickle.loads(file.read_bytes())
+        return part.trees()
+    found: tuple[Tree, ...] = pickle.loads(path.read_bytes())
     return found
 
 
 def answerer() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A helper's side (see registry.toolbox.compile_pool): the file that held a part holds its trees then."""
+    """A helper's side (see registry.toolbox.compile_pool)."""
 
     def answer(command: dict[str, Any]) -> dict[str, Any]:
         if command:  # the hello has nothing in it
-            file = Path(command["part"])
-            file.write_bytes(pickle.dumps(boosted(*pickle.loads(file.read_bytes()))))
+            parts: list[Part] = pickle.loads(Path(command["parts"]).read_bytes())
+            Path(command["to"]).write_bytes(pickle.dumps(parts[command["number"]].trees()))
         return {"ok": True}
 
     return answer

@@ -87,7 +87,7 @@ def fitted_trees(
     lost_by: dict[float, Trees] = {}
     for chance in range(CHANCES if extent is EXTENTS[0][1] else 1):
         first = chance * len(seen)
-        parts = [Part(points[rows], held[rows], extent, seed) for seed, rows in enumerate(seen, first)]
+        parts = [Part(points, held, rows, extent, seed) for seed, rows in enumerate(seen, first)]
         trees = Trees(tuple(coordinates), tuple(names), boosted_parts(parts))
         lost_by.setdefault(_lost_unseen(trees, points, held), trees)
     least = min(lost_by)

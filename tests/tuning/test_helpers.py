@@ -14,19 +14,20 @@ def parts():
     torch = pytest.importorskip("torch")
     points = torch.rand(200, 4, generator=torch.Generator().manual_seed(1)).double()
     told = torch.stack([points[:, 0] > 0.5, points[:, 1] * points[:, 2] > 0.2], 1).double()
-    size, group = Extent(trees=6, leaves=8, rate=0.3), torch.arange(200) // 4
-    return [Part(points, told[:, :1], size, seed, group) for seed in range(PARTS - 1)] + [Part(points, told, size, 9)]
+    size, rows = Extent(trees=6, leaves=8, rate=0.3), torch.arange(160)
+    grouped = [Part(points, told[:, :1], rows + seed, size, seed, rows // 4) for seed in range(PARTS - 1)]
+    return [*grouped, Part(points, told, rows, size, 9)]
 
 
 @pytest.fixture
 def here(parts):
-    return tuple(boosted(*part) for part in parts)
+    return tuple(boosted(p.points[p.rows], p.told[p.rows], p.size, p.seed, p.group) for p in parts)
 
 
 def test_the_trees_of_helpers_are_those_of_one_process(parts, here, monkeypatch):
     monkeypatch.setattr(sharing, "WORTH", 0)
     fitted_here = []
-    monkeypatch.setattr(sharing, "boosted", lambda *part: fitted_here.append(part))
+    monkeypatch.setattr(Part, "trees", lambda part: fitted_here.append(part))
     with helpers(2):
         assert boosted_parts(parts) == here
         assert boosted_parts(parts[:1]) == here[:1]  # processes that run already, and files of other names
