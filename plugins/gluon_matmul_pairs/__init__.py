@@ -23,7 +23,7 @@ FEW = 128
 
 def configs(problem: Any) -> list[dict[str, Any]]:
     """Best first."""
-    return candidates(problem)[:MOST]
+    return candidates(problem, MOST)
 
 
 def design_of(config: Any) -> Design:

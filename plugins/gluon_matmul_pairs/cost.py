@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from registry.plugins.gluon_matmul_pairs import host
 
@@ -44,21 +44,50 @@ def _config(
 
 
 @functools.lru_cache(1 << 6)
-def _exact(width: int, pair: int) -> dict[str, Any]:
+def _exact(width: int, pair: int) -> _Tile:
     """With as many buffers of C as cost no stage."""
     found, piece = _config(128, width, pair), host.piece(128, width, False)
     stages = min(_DEEPEST, (_ROOM - 1024 - 256 * piece) // ((128 + width) * 128))
     stores = (_ROOM - 1024 - stages * (128 + width) * 128) // (256 * piece)
-    return {**found, "STAGES": stages, "STORES": min(stores, width // piece)}
+    return _of({**found, "STAGES": stages, "STORES": min(stores, width // piece)}, exact=True)
 
 
-def candidates(problem: Any) -> list[dict[str, Any]]:
-    """Best first."""
-    found = [(cost(problem, one), at, one) for at, one in enumerate(_all(problem))]
-    return [dict(one) for _, _, one in sorted(found, key=lambda each: each[:2])]
+class _Tile(NamedTuple):
+    """A config, and what the guess asks of it."""
+
+    config: dict[str, Any]
+    high: int
+    width: int
+    """Rows and columns of a pair of tiles."""
+    swap: bool
+    ways: int
+    block: float
+    """Nanoseconds of a block of K."""
+    stored: float
+    """Of storing in one round."""
+    turns: bool
 
 
-def _all(problem: Any) -> Iterator[dict[str, Any]]:
+@functools.lru_cache(1 << 12)
+def _tile(*said: Any, **named: Any) -> _Tile:
+    return _of(_config(*said, **named), exact=False)
+
+
+def _of(config: dict[str, Any], exact: bool) -> _Tile:
+    high, width, pair, swap, ways = (config[name] for name in ("HIGH", "WIDTH", "PAIR", "SWAP", "WAYS"))
+    stored = 4 * high * width / _PUT_BYTES if ways > 1 else _STORE + _STORE_AREA * high * width
+    two = high * (2 if pair == 2 else 1), width * (2 if pair == 1 else 1)
+    block = _block(high, width, pair == 1 and not swap, exact)
+    return _Tile(config, *two, swap, ways, block, stored, config["TURNS"])
+
+
+def candidates(problem: Any, most: int | None = None) -> list[dict[str, Any]]:
+    """Best first; so many of them at most."""
+    found = sorted([(guess, at, tile) for at, (guess, tile) in enumerate(_guessed(problem))])
+    return [dict(tile.config) for _, _, tile in found[:most]]
+
+
+def _all(problem: Any) -> Iterator[_Tile]:
     if host.exact(problem):
         yield from (_exact(width, pair) for width in _EXACT for pair in (2, 1))
         return
@@ -68,42 +97,42 @@ def _all(problem: Any) -> Iterator[dict[str, Any]]:
         if tiles <= slots * _FEW:
             yield from _in_ranges(problem, one)
     for width in _BY_TURNS if tiles > 2 * slots else ():
-        down, across = _pairs(problem, high=128, width=width, pair=2, swap=False)
+        down, across = _pairs(problem, _tile(128, width, 2))
         if down * across > slots:
-            yield _config(128, width, 2, turns=True, group=8 if down >= 8 else 4)
-            yield _config(128, width, 1, turns=True)
+            yield _tile(128, width, 2, turns=True, group=8 if down >= 8 else 4)
+            yield _tile(128, width, 1, turns=True)
     width = next((width for width in _ALL_ROWS if problem.m <= width), 0)
-    if width and _pairs(problem, high=128, width=width, pair=2, swap=True)[0] > slots:
-        yield _config(128, width, 2, True, turns=True)
+    if width and _pairs(problem, _tile(128, width, 2, True))[0] > slots:
+        yield _tile(128, width, 2, True, turns=True)
 
 
-def _whole(problem: Any) -> Iterator[dict[str, Any]]:
+def _whole(problem: Any) -> Iterator[_Tile]:
     for high, widths in _TILES.items():
         for width in widths:
-            yield _config(high, width, 2)
-            yield _config(high, width, 1)
+            yield _tile(high, width, 2)
+            yield _tile(high, width, 1)
         fewest = max(1, int(-(-problem.m // (2 * widths[-1]))))
         for parts in (fewest, fewest + 1) if fewest <= _MOST_PARTS else ():
             width = host.even(problem.m, parts)
             if _LEAST <= width <= widths[-1] and host.piece(high, width, True) <= _LARGEST_PIECE:
-                yield _config(high, width, 1, True)
+                yield _tile(high, width, 1, True)
 
 
-def _in_ranges(problem: Any, whole: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _in_ranges(problem: Any, whole: _Tile) -> Iterator[_Tile]:
     """The same with ranges of K, as many as fill half of the chip, or the chip."""
-    high, width, pair, swap = (whole[name] for name in ("HIGH", "WIDTH", "PAIR", "SWAP"))
-    down, across = _pairs(problem, high, width, pair, swap)
+    high, width, pair, swap = (whole.config[name] for name in ("HIGH", "WIDTH", "PAIR", "SWAP"))
+    down, across = _pairs(problem, whole)
     slots, most = _slots(problem), int(-(-problem.k // 64)) // _LEAST_BLOCKS
-    rows, columns = host.plane(problem, whole)
+    rows, columns = host.plane(problem, whole.config)
     for ways in sorted({min(most, slots * times // (2 * down * across)) for times in (1, 2)}):
         if ways > 1 and 4 * ways * rows * columns <= _MOST_BYTES:
-            yield _config(high, width, pair, swap, ways)
+            yield _tile(high, width, pair, swap, ways)
 
 
-def _pairs(problem: Any, high: int, width: int, pair: int, swap: bool) -> tuple[int, int]:
+def _pairs(problem: Any, tile: _Tile) -> tuple[int, int]:
     """As host.pairs, of plain integers: of sizes that are noted, such is known that all that follows is known."""
-    rows, columns = (problem.n, problem.m) if swap else (problem.m, problem.n)
-    return int(-(-rows // (2 * high if pair == 2 else high))), int(-(-columns // (2 * width if pair == 1 else width)))
+    rows, columns = (problem.n, problem.m) if tile.swap else (problem.m, problem.n)
+    return int(-(-rows // tile.high)), int(-(-columns // tile.width))
 
 
 def _slots(problem: Any) -> int:
@@ -136,20 +165,20 @@ def _block(high: int, width: int, side_by_side: bool, exact: bool = False) -> fl
     return block * _SIDE_BY_SIDE if side_by_side else block
 
 
-def cost(problem: Any, config: Mapping[str, Any]) -> float:
-    """Microseconds."""
-    high, width, pair, swap, ways = config["HIGH"], config["WIDTH"], config["PAIR"], config["SWAP"], config["WAYS"]
-    down, across = _pairs(problem, high, width, pair, swap)
-    items, slots = down * across * ways, _slots(problem)
-    rounds = -(-items // slots)
-    multiplied: float = rounds * int(-(-problem.k // (host.depth(problem) * ways)))
-    multiplied *= _block(high, width, pair == 1 and not swap, host.exact(problem))
-    if 2 * items <= slots:
-        multiplied *= _HALF
-    if ways > 1:
-        rows, columns = host.plane(problem, config)
-        stored = rounds * 4 * high * width / _PUT_BYTES
-        stored += _SUM + ways * (_SUM_WAY + 4 * rows * columns / _SUM_BYTES)
-    else:  # by turns one consumer stores while the other multiplies
-        stored = (1 if config["TURNS"] else rounds) * (_STORE + _STORE_AREA * high * width)
-    return (_START + multiplied + stored) * 1e-3
+def _guessed(problem: Any) -> Iterator[tuple[float, _Tile]]:
+    """All, each with the microseconds that it is guessed to take."""
+    m, n, k, depth, slots = problem.m, problem.n, problem.k, host.depth(problem), _slots(problem)
+    for tile in _all(problem):
+        _, high, width, swap, ways, block, stored, turns = tile
+        rows, columns = (n, m) if swap else (m, n)
+        items = int(-(-rows // high)) * int(-(-columns // width)) * ways
+        rounds = -(-items // slots)
+        took: float = rounds * int(-(-k // (depth * ways))) * block
+        if 2 * items <= slots:
+            took *= _HALF
+        if ways > 1:
+            rows, columns = host.plane(problem, tile.config)
+            stored = rounds * stored + (_SUM + ways * (_SUM_WAY + 4 * rows * columns / _SUM_BYTES))
+        elif not turns:  # by turns one consumer stores while the other multiplies
+            stored = rounds * stored
+        yield (_START + took + stored) * 1e-3, tile
