@@ -65,6 +65,13 @@ def boosted_parts(parts: Sequence[Part]) -> tuple[tuple[Tree, ...], ...]:
     pool = _at_work.get()
     if pool is None or pool.count == 1 or sum(len(part.rows) * part.size.trees for part in parts) < WORTH:
         return tuple(part.trees() for part in parts)
+    try:
+        return _shared_out(parts, pool)
+    except OSError:  # there is no room for what helpers are told
+        return tuple(part.trees() for part in parts)
+
+
+def _shared_out(parts: Sequence[Part], pool: CompilePool) -> tuple[tuple[Tree, ...], ...]:
     with tempfile.TemporaryDirectory() as folder:
         asked = Path(folder) / "parts"
         asked.write_bytes(pickle.dumps(list(parts)))  # what they share is in it once

@@ -53,3 +53,14 @@ def test_a_part_of_which_a_helper_dies_is_fitted_here(parts, here, monkeypatch):
     monkeypatch.setattr(sharing.CompilePool, "result", lambda *_: {"ok": False, "why": "crashed", "detail": "killed"})
     with helpers(2):
         assert boosted_parts(parts) == here
+
+
+def test_where_there_is_no_room_for_files_trees_are_fitted_here(parts, here, monkeypatch):
+    monkeypatch.setattr(sharing, "WORTH", 0)
+
+    def no_room():
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sharing.tempfile, "TemporaryDirectory", no_room)
+    with helpers(2):
+        assert boosted_parts(parts) == here
