@@ -17,7 +17,7 @@ CARDS = {"h200": "H200", "h100": "H100"}
 
 
 @dataclass
-class Ran:
+class KitRuns:
     """All runs of one variant on one card."""
 
     cases: int = 0
@@ -35,11 +35,11 @@ class Ran:
 def conformance(folder: Path) -> str:
     """Each variant that such a GPU runs: how many checks it had in all runs, how many of them failed in their day, and
     the newest run that it was in."""
-    ran: dict[tuple[str, str], Ran] = {}
+    ran: dict[tuple[str, str], KitRuns] = {}
     for path in sorted(folder.rglob("conformance*.json")):
         number = int(re.sub(r"\D", "", path.stem) or 1)
         for report in json.loads(path.read_text(encoding="utf-8")):
-            one = ran.setdefault((report["subject"], path.parent.name), Ran())
+            one = ran.setdefault((report["subject"], path.parent.name), KitRuns())
             one.cases += len(report["cases"])
             one.failed += sum(not case["passed"] for case in report["cases"])
             one.newest.append((number, f"../../benchmarks/results/{path.relative_to(folder).as_posix()}"))
@@ -48,7 +48,7 @@ def conformance(folder: Path) -> str:
     heads = "".join(f" {card}: checks | failed | newest run |" for card in CARDS.values())
     rows = [f"| variant |{heads}", "|---|" + "--:|" * (3 * len(CARDS))]
     for name in sorted(_on_gpus()):
-        cells = " | ".join(ran.get((name, place), Ran()).cells() for place in CARDS)
+        cells = " | ".join(ran.get((name, place), KitRuns()).cells() for place in CARDS)
         rows.append(f"| `{name}` | {cells} |")
     return "\n".join(rows)
 

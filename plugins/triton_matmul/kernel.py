@@ -274,8 +274,6 @@ def matmul_tiles(
         if K_TAIL:
             skip = tl.maximum(whole - lo, 0).to(tl.int64)
             left = tl.where((lo <= whole) & (whole < hi), K - whole * BK, 0)
-            if K_TAIL > 1:
-                left = left // K_TAIL * K_TAIL
             a, b = _ragged(a_ptrs + skip * step_a, b_ptrs + skip * step_b, m0, rm, M, n0, rn, N, rk, left)
         else:
             a = tl.load(a_ptrs, mask=(m0 + rm < edge_m)[:, None] & (lo < whole), other=0.0)
