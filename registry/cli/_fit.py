@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +85,20 @@ def _failures(results: Any, op: str) -> list[str]:
                 found[text] = found.get(text, 0) + 1
     if not found:
         return []
-    lines = [f"failed{f' {count} times' if count > 1 else ''}: {text}" for text, count in list(found.items())[:SHOWN]]
-    more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
-    return [*lines, *more, "what failed is measured again when its source changes, or with --retry-failed"]
+    lines = [f"failed{f' {count} times' if count > 1 else ''}: {text}" for text, count in found.items()]
+    return [*_first(lines), "what failed is measured again when its source changes, or with --retry-failed"]
+
+
+def _first(lines: Sequence[str], most: int = SHOWN, where: str = "") -> list[str]:
+    """So many of them, and how many more there are."""
+    return [*lines[:most], *([f"and {len(lines) - most} more{where}"] if len(lines) > most else [])]
 
 
 def _left_out(skipped: Mapping[str, str]) -> list[str]:
     """What was measured and takes no part, by why."""
     lines = []
     for why in dict.fromkeys(skipped.values()):
-        texts = [text for text, own in skipped.items() if own == why]
-        lines += [f"not in the fit ({why}): {text}" for text in texts[:SHOWN]]
-        lines += [f"and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
+        lines += _first([f"not in the fit ({why}): {text}" for text, own in skipped.items() if own == why])
     return lines
 
 
@@ -124,11 +126,8 @@ def _print(op: str, results: Any, report: Any, notes: list[str], made: Any, opti
         print_json(_data(op, results, report, notes, fitted, where))
         return
     page = Page()
-    lines = results_lines(results, op)
-    for line in lines[:LISTED]:
+    for line in _first(results_lines(results, op), LISTED, f": kreg report {results.path} draws them all"):
         page.line(line)
-    if len(lines) > LISTED:
-        page.line(f"and {len(lines) - LISTED} more: kreg report {results.path} draws them all")
     page.gap()
     for line in [*(report_lines(report) if report else []), *notes]:
         page.line(line)

@@ -336,3 +336,17 @@ def test_the_best_config_of_a_variant_alone_is_told():
     times |= {one("b"): 3.0}
     (line,) = results_lines(results_of(attention_cases()[:1], lambda facts: times), "attention")
     assert "TILE=" not in line
+
+
+def test_thousands_of_shapes_are_counted_and_a_few_are_named():
+    from registry.cli._fit import _first, _left_out
+
+    skipped = {f"m={m}": "under 30 us" for m in range(1000)} | {"m=0,n=1": "uneven"}
+    *named, counted, other = _left_out(skipped)
+    assert named == [f"not in the fit (under 30 us): m={m}" for m in range(8)]
+    assert (counted, other) == ("and 992 more", "not in the fit (uneven): m=0,n=1")
+    assert _first(["a", "b"], 2) == ["a", "b"] and _first(["a", "b", "c"], 2, ": there") == [
+        "a",
+        "b",
+        "and 1 more: there",
+    ]
