@@ -39,8 +39,12 @@ def _rule(problem: Any, config: Any) -> Iterable[Reason]:
         yield Reason("config", "config", dict(config), allowed, "config(128, 128, 2)")
     if config["STAGES"] < 2:  # a stage is waited for before the one before it is let go of
         yield Reason("config", "STAGES", config["STAGES"], ">= 2")
-    if config["TURNS"] and config["WAYS"] > 1:  # what a consumer passes over is counted in blocks of all of K
-        yield Reason("config", "TURNS", True, "False with WAYS > 1", "TURNS=False")
+    if config["WAYS"] > 1:
+        full, rest = host.rounds(problem, config)
+        if not rest:
+            yield Reason("config", "WAYS", config["WAYS"], "1 where tiles fill all rounds", "WAYS=1")
+        if full and not config["STORES"]:
+            yield Reason("config", "STORES", 0, ">= 1 where some tiles have no ranges", "config(..., full=True)")
     if problem.scaling and not host.exact(problem):
         yield Reason("scaling", "scaling", problem.scaling, "8-bit floats", "gluon_matmul_ws, triton_matmul")
     if problem.n % 8:
@@ -54,12 +58,12 @@ def _never(problem: Any) -> bool:
 
 def _shared_memory(problem: Any, config: Any) -> int:
     cfg = host.switches(problem, config)
-    return (cfg.STAGES * cfg.STAGE + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4) * 1024 + HAND_OVER
+    return (cfg.STAGES * cfg.STAGE + 1 + cfg.CONSUMERS * cfg.UNITS * cfg.STORES * cfg.PIECE // 8) * 1024 + HAND_OVER
 
 
 def _registers(problem: Any, config: Any) -> int:
     """168 a thread at launch; setmaxnreg only moves them around."""
-    return 384 * 168
+    return 512 * 128 if host.consumers_of(config) == 3 else 384 * 168
 
 
 @hookimpl

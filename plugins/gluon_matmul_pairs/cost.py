@@ -10,33 +10,53 @@ from registry.plugins.gluon_matmul_pairs import host
 
 _ROOM, _DEEPEST = 231_424, 8
 """Bytes of shared memory for the ring and the buffers of C, and the most stages."""
-_TILES = {128: (96, 128, 160, 192, 224, 256), 256: (96, 128, 160, 192)}
+_TILES = {128: (96, 128, 160, 192, 224, 256), 192: (96, 128, 160, 192), 256: (96, 128, 160, 192)}
 """Columns by rows."""
+_SWAPPED = {64: 256, 128: 256, 192: 192, 256: 192}
+"""With SWAP: the most rows of a, by columns of b. Tiles of 64 are one consumer's."""
 _EXACT = (128, 192, 208)
 """Columns beside 128 rows of 8-bit floats, whose blocks of K are summed in registers of their own."""
 _BY_TURNS = (144, 160, 176, 192, 208)
 """Columns of tiles of 128 rows that one consumer has alone."""
 _ALL_ROWS = (144, 160, 192)
 """With SWAP, too: so many rows of a in one tile."""
-_MOST_PARTS, _LEAST, _LARGEST_PIECE = 3, 48, 112
-"""With SWAP: pairs of tiles into which rows of a are cut evenly, how many rows a tile has, and a buffer of C."""
-_LEAST_BLOCKS, _MOST_BYTES, _FEW = 8, 64 << 20, 1.5
+_MOST_PARTS, _LEAST = 3, 48
+"""With SWAP: pairs of tiles into which rows of a are cut evenly, and how many rows a tile has."""
+_LEAST_BLOCKS, _MOST_BYTES, _FEW = 8, 64 << 20, 2.0
 """Of a range of K; of the sums of all of them; and tiles of 128 x 128, of which a round over the chip has two for each
 pair of CTAs, where ranges are worth a thought."""
+_FULL = 3
+"""Full rounds after which the last one is worth it."""
 
 
 def config(
-    high: int, width: int, pair: int, swap: bool = False, *, ways: int = 1, turns: bool = False, group: int = 0
+    high: int,
+    width: int,
+    pair: int,
+    swap: bool = False,
+    *,
+    ways: int = 1,
+    turns: bool = False,
+    group: int = 0,
+    full: bool = False,
 ) -> dict[str, Any]:
-    return dict(_config(high, width, pair, swap, ways, turns, group))
+    """`full`: there are full rounds over the chip before that of the ranges, whose tiles are stored as they are."""
+    return dict(_config(high, width, pair, swap, ways, turns, group, full))
 
 
 @functools.lru_cache(1 << 12)
 def _config(
-    high: int, width: int, pair: int, swap: bool = False, ways: int = 1, turns: bool = False, group: int = 0
+    high: int,
+    width: int,
+    pair: int,
+    swap: bool = False,
+    ways: int = 1,
+    turns: bool = False,
+    group: int = 0,
+    full: bool = False,
 ) -> dict[str, Any]:
     piece = host.piece(high, width, swap)
-    stores = 0 if ways > 1 else 1 if high == 256 or piece > 64 else 2
+    stores = 0 if ways > 1 and not full else 1 if high == 256 or piece > 64 else 2
     room = _ROOM - 1024 - high * stores * piece * (4 if turns else 2)
     stages = min(_DEEPEST, room // ((high + width) * 128))
     found = {"HIGH": high, "WIDTH": width, "STAGES": stages, "STORES": stores, "PAIR": pair, "SWAP": swap}
@@ -53,19 +73,19 @@ def _exact(width: int, pair: int) -> _Tile:
 
 
 class _Tile(NamedTuple):
-    """A config, and what the guess asks of it."""
+    """A config without ranges of K, and what the guess asks of it."""
 
     config: dict[str, Any]
     high: int
     width: int
     """Rows and columns of a pair of tiles."""
     swap: bool
-    ways: int
     block: float
     """Nanoseconds of a block of K."""
     stored: float
-    """Of storing in one round."""
-    turns: bool
+    """Of storing a tile."""
+    put: float
+    """Of storing the sums of a range."""
 
 
 @functools.lru_cache(1 << 12)
@@ -74,59 +94,67 @@ def _tile(*said: Any, **named: Any) -> _Tile:
 
 
 def _of(config: dict[str, Any], exact: bool) -> _Tile:
-    high, width, pair, swap, ways = (config[name] for name in ("HIGH", "WIDTH", "PAIR", "SWAP", "WAYS"))
-    stored = 4 * high * width / _PUT_BYTES if ways > 1 else _STORE + _STORE_AREA * high * width
+    high, width, pair, swap = (config[name] for name in ("HIGH", "WIDTH", "PAIR", "SWAP"))
+    stored = 0.0 if config["TURNS"] else _STORE + _STORE_AREA * high * width  # while the other consumer multiplies
     two = high * (2 if pair == 2 else 1), width * (2 if pair == 1 else 1)
     block = _block(high, width, pair == 1 and not swap, exact)
-    return _Tile(config, *two, swap, ways, block, stored, config["TURNS"])
+    return _Tile(config, *two, swap, block, stored, 4 * high * width / _PUT_BYTES)
 
 
 def candidates(problem: Any, most: int | None = None) -> list[dict[str, Any]]:
     """Best first; so many of them at most."""
-    found = sorted([(guess, at, tile) for at, (guess, tile) in enumerate(_guessed(problem))])
-    return [dict(tile.config) for _, _, tile in found[:most]]
+    found = sorted([(guess, at, *more) for at, (guess, *more) in enumerate(_guessed(problem))])
+    return [_ranged(tile.config, ways, full) for _, _, tile, ways, full in found[:most]]
 
 
-def _all(problem: Any) -> Iterator[_Tile]:
+def _ranged(config: dict[str, Any], ways: int, full: bool) -> dict[str, Any]:
+    if ways == 1:
+        return dict(config)
+    high, width, pair, swap, turns, group = (config[name] for name in _NAMES)
+    return dict(_config(high, width, pair, swap, ways, turns, group, full))
+
+
+_NAMES = ("HIGH", "WIDTH", "PAIR", "SWAP", "TURNS", "GROUP")
+
+
+def _all(problem: Any, few: bool) -> Iterator[_Tile]:
+    """`few`: tiles of 128 x 128 would be."""
     if host.exact(problem):
         yield from (_exact(width, pair) for width in _EXACT for pair in (2, 1))
         return
-    tiles, slots = int(-(-problem.m // 128)) * int(-(-problem.n // 128)), _slots(problem)
-    for one in _whole(problem):
-        yield one
-        if tiles <= slots * _FEW:
-            yield from _in_ranges(problem, one)
-    for width in _BY_TURNS if tiles > 2 * slots else ():
-        down, across = _pairs(problem, _tile(128, width, 2))
+    yield from _WHOLE
+    m, slots = problem.m, _slots(problem)
+    for high, widest in _SWAPPED.items():
+        for parts, pair in _parts(m, widest, high > 128) if few or high > 64 else ():
+            width = even(m, parts, 8 if pair == 1 else 16)
+            if _LEAST <= width <= widest:
+                yield _tile(high, width, pair, True, turns=high == 64)
+    for one in _TURNED:
+        down, across = _pairs(problem, one[0])
         if down * across > slots:
-            yield _tile(128, width, 2, turns=True, group=8 if down >= 8 else 4)
-            yield _tile(128, width, 1, turns=True)
-    width = next((width for width in _ALL_ROWS if problem.m <= width), 0)
+            yield one[down >= 8]
+            yield one[2]
+    width = next((width for width in _ALL_ROWS if m <= width), 0)
     if width and _pairs(problem, _tile(128, width, 2, True))[0] > slots:
         yield _tile(128, width, 2, True, turns=True)
 
 
-def _whole(problem: Any) -> Iterator[_Tile]:
-    for high, widths in _TILES.items():
-        for width in widths:
-            yield _tile(high, width, 2)
-            yield _tile(high, width, 1)
-        fewest = max(1, int(-(-problem.m // (2 * widths[-1]))))
-        for parts in (fewest, fewest + 1) if fewest <= _MOST_PARTS else ():
-            width = host.even(problem.m, parts)
-            if _LEAST <= width <= widths[-1] and host.piece(high, width, True) <= _LARGEST_PIECE:
-                yield _tile(high, width, 1, True)
+def _parts(m: int, widest: int, below: bool) -> Iterator[tuple[int, int]]:
+    """(tiles into which rows of a are cut, PAIR): two more than have to be for pairs side by side, one for those that
+    lie one `below` the other."""
+    fewest = int(-(-m // (2 * widest)))
+    if fewest <= _MOST_PARTS:
+        yield 2 * fewest, 1
+        yield 2 * fewest + 2, 1
+    fewest = int(-(-m // widest))
+    if below and fewest <= 2 * _MOST_PARTS:
+        yield fewest, 2
+        yield fewest + 1, 2
 
 
-def _in_ranges(problem: Any, whole: _Tile) -> Iterator[_Tile]:
-    """The same with ranges of K, as many as fill half of the chip, or the chip."""
-    high, width, pair, swap = (whole.config[name] for name in ("HIGH", "WIDTH", "PAIR", "SWAP"))
-    down, across = _pairs(problem, whole)
-    slots, most = _slots(problem), int(-(-problem.k // 64)) // _LEAST_BLOCKS
-    rows, columns = host.plane(problem, whole.config)
-    for ways in sorted({min(most, slots * times // (2 * down * across)) for times in (1, 2)}):
-        if ways > 1 and 4 * ways * rows * columns <= _MOST_BYTES:
-            yield _tile(high, width, pair, swap, ways)
+def even(rows: int, parts: int, grain: int) -> int:
+    """Rows of a tile, where so many tiles share them out: a multiple of `grain`."""
+    return grain * int(-(-rows // (grain * parts)))
 
 
 def _pairs(problem: Any, tile: _Tile) -> tuple[int, int]:
@@ -146,8 +174,9 @@ _SHARED, _MULTIPLY, _BLOCK = 214.0, 2634.0, 3.1
 """Bytes a nanosecond in and out of an SM's shared memory; products likewise; nanoseconds beside. All as fitted to 373
 configs of 52 shapes with 129 rows and more, which they meet within 6%: from 257 rows on the first of them misses the
 best by 2.7% in the mean, where a cell's noise is about 3%, the best of four by 0.4%."""
-_SIDE_BY_SIDE, _HALF = 1.012, 0.8
-"""PAIR 1 is so much slower where both fill the chip; half a chip is not at its limit of power and multiplies faster."""
+_SIDE_BY_SIDE, _HALF, _ALONE = 1.012, 0.8, 1.15
+"""PAIR 1 is so much slower where both fill the chip; half a chip is not at its limit of power and multiplies faster;
+one consumer multiplies so much slower than two."""
 _MULTIPLY_8BIT = 4600.0
 """Products a nanosecond."""
 _SUM, _SUM_WAY, _SUM_BYTES, _PUT_BYTES = 1300.0, 200.0, 2500.0, 110.0
@@ -162,23 +191,40 @@ def _block(high: int, width: int, side_by_side: bool, exact: bool = False) -> fl
     shared = 128 * (high + width) + 4 * units * (2048 + 32 * width)
     multiplied = units * width * 8192 / _MULTIPLY_8BIT if exact else units * width * 4096 / _MULTIPLY
     block = _BLOCK + max(shared / _SHARED, multiplied)
+    if high == 64:
+        block *= _ALONE
     return block * _SIDE_BY_SIDE if side_by_side else block
 
 
-def _guessed(problem: Any) -> Iterator[tuple[float, _Tile]]:
-    """All, each with the microseconds that it is guessed to take."""
-    m, n, k, depth, slots = problem.m, problem.n, problem.k, host.depth(problem), _slots(problem)
-    for tile in _all(problem):
-        _, high, width, swap, ways, block, stored, turns = tile
+_WHOLE = tuple(_tile(high, width, pair) for high, widths in _TILES.items() for width in widths for pair in (2, 1))
+_TURNED = tuple(
+    (_tile(128, width, 2, turns=True), _tile(128, width, 2, turns=True, group=8), _tile(128, width, 1, turns=True))
+    for width in _BY_TURNS
+)
+
+
+def _guessed(problem: Any) -> Iterator[tuple[float, _Tile, int, bool]]:
+    """All, each with the microseconds that it is guessed to take: (those, the tile, ranges of K, whether there are full
+    rounds before)."""
+    m, n, slots, blocks = problem.m, problem.n, _slots(problem), int(-(-problem.k // host.depth(problem)))
+    few = int(-(-m // 128)) * int(-(-n // 128)) <= slots * _FEW
+    most = 1 if host.exact(problem) else blocks // _LEAST_BLOCKS
+    for tile in _all(problem, few):
+        _, high, width, swap, block, stored, put = tile
         rows, columns = (n, m) if swap else (m, n)
-        items = int(-(-rows // high)) * int(-(-columns // width)) * ways
+        items = int(-(-rows // high)) * int(-(-columns // width))
         rounds = -(-items // slots)
-        took: float = rounds * int(-(-k // (depth * ways))) * block
-        if 2 * items <= slots:
-            took *= _HALF
-        if ways > 1:
-            rows, columns = host.plane(problem, tile.config)
-            stored = rounds * stored + (_SUM + ways * (_SUM_WAY + 4 * rows * columns / _SUM_BYTES))
-        elif not turns:  # by turns one consumer stores while the other multiplies
-            stored = rounds * stored
-        yield (_START + took + stored) * 1e-3, tile
+        took = rounds * blocks * block
+        yield (_START + (took * _HALF if 2 * items <= slots else took) + rounds * stored) * 1e-3, tile, 1, False
+        if most < 2 or rounds > _FULL + 1 or (rounds == 1 and not few):
+            continue
+        full, rest = divmod(items, slots)
+        if not rest or 2 * rest > slots:
+            continue
+        for ways in {min(most, slots // rest)} if full else {min(most, slots // rest), min(most, slots // (2 * rest))}:
+            if ways > 1 and 4 * ways * rest * high * width <= _MOST_BYTES:
+                took = (full * blocks + -(-blocks // ways)) * block
+                if not full and 2 * ways * rest <= slots:
+                    took *= _HALF
+                took += full * stored + put + _SUM + ways * (_SUM_WAY + 4 * rest * high * width / _SUM_BYTES)
+                yield (_START + took) * 1e-3, tile, ways, full > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
@@ -18,7 +19,8 @@ from registry.toolbox.launch import StandIn
 class PairFacts:
     """Compile-time switches of one kernel. Tile facts and schedule: see kernel.py."""
 
-    UNITS: int  # wgmmas of 64 rows of each consumer
+    CONSUMERS: int
+    UNITS: int  # wgmmas of 64 rows of each of them
     WIDTH: int
     HIGH: int
     STAGE: int  # groups of 8 rows, of both factors
@@ -30,8 +32,8 @@ class PairFacts:
     SPLIT: bool  # of K, into ranges
     TURNS: bool  # consumers have whole tiles by turns, not a half of each
     SWAP: bool  # columns of b are wgmma's rows
-    PAIR: int  # what two CTAs share: 1: rows of the first factor; 2: of the second; 0: none
-    HALF: int  # rows of that factor that one of them brings
+    PAIR: int  # how the tiles of two CTAs lie, and what they share: 1: rows of the first factor; 2: of the second
+    SHARED: bool  # or neither brings anything for the other
     WHOLE: bool  # a box brings all rows of its factor, else 8
     DTYPE: str
     OUT: str
@@ -63,32 +65,40 @@ def depth(problem: Any) -> int:
     return 128 if exact(problem) else 64
 
 
+def consumers_of(config: Mapping[str, Any]) -> int:
+    return 3 if config["HIGH"] == 192 else 2
+
+
 def piece(high: int, width: int, swap: bool) -> int:
     """Columns of an accumulator that go through a buffer at once."""
     if swap:
-        most = 112 if high == 128 else 48
-        return max((rows for rows in range(32, most + 1, 16) if width % rows == 0), default=width)
+        most = 112 if high <= 128 else 48
+        parts = triton.cdiv(width, most)
+        even = 8 * triton.cdiv(width, 8 * parts)
+        return max((rows for rows in range(32, most + 1, 16) if width % rows == 0), default=even)
     return next(columns for columns in (64, 32, 16) if width % columns == 0)
 
 
 def switches(problem: Any, config: Mapping[str, Any]) -> PairFacts:
     """What this config means for a problem."""
     high, width, pair, swap = (config[name] for name in ("HIGH", "WIDTH", "PAIR", "SWAP"))
+    consumers, columns = consumers_of(config), piece(high, width, swap)
     facts = PairFacts(
-        UNITS=high // (64 if config["TURNS"] else 128),
+        CONSUMERS=consumers,
+        UNITS=high // (64 if config["TURNS"] else 64 * consumers),
         WIDTH=width,
         HIGH=high,
         STAGE=(high + width) // 8,
         STAGES=config["STAGES"],
         STORES=config["STORES"],
-        PIECE=piece(high, width, swap),
-        STORED=piece(high, width, True) if swap else high // (1 if config["TURNS"] else 2),
+        PIECE=columns,
+        STORED=math.gcd(columns, width) if swap else high // (1 if config["TURNS"] else consumers),
         GROUP=config["GROUP"],
         SPLIT=config["WAYS"] > 1,
         TURNS=config["TURNS"],
         SWAP=swap,
         PAIR=pair,
-        HALF=(high if pair == 1 else width) // 2,
+        SHARED=True,
         WHOLE=True,
         DTYPE=_KINDS[problem.dtype],
         OUT=_KINDS[problem.out_dtype],
@@ -108,83 +118,80 @@ def pairs(problem: Any, config: Mapping[str, Any]) -> tuple[int, int]:
     return triton.cdiv(rows, high), triton.cdiv(columns, width)
 
 
-def plane(problem: Any, config: Mapping[str, Any]) -> tuple[int, int]:
-    """Rows and columns of the sums of a range of K: of whole pairs of tiles, whichever way those lie."""
-    rows, columns = (problem.n, problem.m) if config["SWAP"] else (problem.m, problem.n)
-    high, width = 2 * config["HIGH"], 2 * config["WIDTH"]
-    return high * int(-(-rows // high)), width * int(-(-columns // width))
-
-
-def even(rows: int, parts: int) -> int:
-    """Rows of a tile, where so many pairs of tiles share them out."""
-    return 16 * int(triton.cdiv(rows, 32 * parts))
+def rounds(problem: Any, config: Mapping[str, Any]) -> tuple[int, int]:
+    """Pairs of tiles in full rounds over the chip, which have no ranges of K, and in the last one."""
+    down, across = pairs(problem, config)
+    slots = (problem.target.sm_count or 132) // 2
+    rest = down * across % slots
+    return down * across - rest, rest
 
 
 def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float) -> list[Call]:
-    if config["WAYS"] == 1:
-        return [_product(problem, config, given, StandIn((1,), "float32"))]
-    rows, columns = plane(problem, config)
-    sums = StandIn((config["WAYS"] * rows * columns,), "float32", name="sums")
-    return [_product(problem, config, given, sums), _sum(problem, config, given, sums)]
+    cfg = switches(problem, config)
+    if not cfg.SPLIT:
+        return [_product(problem, config, cfg, given, StandIn((1,), "float32"))]
+    _, rest = rounds(problem, config)
+    sums = StandIn((config["WAYS"] * rest * 2 * cfg.HIGH * cfg.WIDTH,), "float32", name="sums")
+    return [_product(problem, config, cfg, given, sums), _sum(problem, config, cfg, given, sums)]
 
 
-def _product(problem: Any, config: Mapping[str, Any], given: Operands, sums: StandIn) -> Call:
+def _product(problem: Any, config: Mapping[str, Any], cfg: PairFacts, given: Operands, sums: StandIn) -> Call:
     from registry.plugins.gluon_matmul_pairs.kernel import matmul_exact_pairs, matmul_pairs_of_tiles
 
-    cfg = switches(problem, config)
     m, n, k, _ = sizes_of(given)
     high, wide = pairs(problem, config)
-    rows, columns = plane(problem, config)
-    together, sms = 2 if cfg.PAIR else 1, problem.target.sm_count
     first, second = (given["b"], given["a"]) if cfg.SWAP else (given["a"], given["b"])
     out = out_of(problem, given)
     arguments = {
-        "first_desc": in_boxes(first, cfg.HALF if cfg.PAIR == 1 else cfg.HIGH, cfg.DEPTH),
-        "second_desc": in_boxes(second, cfg.HALF if cfg.PAIR == 2 else cfg.WIDTH, cfg.DEPTH),
+        "first_desc": in_boxes(first, cfg.HIGH // 2 if cfg.SHARED and cfg.PAIR == 1 else cfg.HIGH, cfg.DEPTH),
+        "second_desc": in_boxes(second, cfg.WIDTH // 2 if cfg.SHARED and cfg.PAIR == 2 else cfg.WIDTH, cfg.DEPTH),
         "c_desc": in_boxes(out, cfg.STORED, 64 if cfg.SWAP else cfg.PIECE),
         "high": high,
         "wide": wide,
         "blocks": triton.cdiv(k, cfg.DEPTH),
     }
+    items = high * wide
     if cfg.EXACT:
         steps = dict(zip(("s_am", "s_bn"), scale_strides(given), strict=True))
         scales = {"sa_ptr": given.get("scale_a", out), "sb_ptr": given.get("scale_b", out)}
         arguments |= {**scales, **steps, "rows": m, "columns": n}
     else:
-        arguments |= {"ways": config["WAYS"], "sums_ptr": sums, "pitch": columns, "plane": rows * columns}
+        (full, rest), ways = rounds(problem, config), config["WAYS"]
+        arguments |= {"whole": full, "ways": ways, "sums_ptr": sums}
+        items = full + rest * ways
     options = {"num_warps": 4, "launch_pdl": True}
-    grid = (min(high * wide * config["WAYS"], sms // together),)
-    by_eights = {"cfg": cfg if cfg.PAIR else replace(cfg, WHOLE=False)}
+    programs, together = min(items, problem.target.sm_count // 2), 2 if cfg.SHARED else 1
+    by_eights = {"cfg": cfg if cfg.SHARED else replace(cfg, WHOLE=False)}
 
     def alone() -> Call:
-        return _product(problem, {**config, "PAIR": 0}, given, sums)
+        return _product(problem, config, replace(cfg, SHARED=False), given, sums)
 
-    more = (together, alone) if cfg.PAIR else ()
+    more = (together, alone) if cfg.SHARED else ()
     kernel = matmul_exact_pairs if cfg.EXACT else matmul_pairs_of_tiles
-    return Call(kernel, grid, arguments, {"cfg": cfg}, options, by_eights, *more)
+    return Call(kernel, (programs * 2 // together,), arguments, {"cfg": cfg}, options, by_eights, *more)
 
 
-def _sum(problem: Any, config: Mapping[str, Any], given: Operands, sums: StandIn) -> Call:
+def _sum(problem: Any, config: Mapping[str, Any], cfg: PairFacts, given: Operands, sums: StandIn) -> Call:
     from registry.plugins.gluon_matmul_pairs.parts import COLUMNS, MOST_AT_ONCE, ROWS, add_parts
 
-    rows, columns = plane(problem, config)
     m, n, _, _ = sizes_of(given)
-    high, wide = (n, m) if config["SWAP"] else (m, n)
+    high, wide = pairs(problem, config)
+    (full, rest), ways = rounds(problem, config), config["WAYS"]
     arguments = {
         "sums_ptr": sums,
         "c_ptr": out_of(problem, given),
         "m": m,
         "eights": n // 8,
-        "ways": config["WAYS"],
-        "pitch": columns,
-        "plane": rows * columns,
+        "high": high,
+        "wide": wide,
+        "together": cfg.GROUP,
+        "whole": full,
+        "ways": ways,
+        "tall": cfg.HIGH * (2 if cfg.PAIR == 2 else 1),
+        "broad": cfg.WIDTH * (2 if cfg.PAIR == 1 else 1),
     }
-    constants = {
-        "SWAP": config["SWAP"],
-        "AT_ONCE": min(triton.next_power_of_2(config["WAYS"]), MOST_AT_ONCE),
-        "PDL": True,
-    }
-    grid = (triton.cdiv(high, ROWS.value), triton.cdiv(wide, COLUMNS.value))
+    constants = {"SWAP": cfg.SWAP, "AT_ONCE": min(triton.next_power_of_2(ways), MOST_AT_ONCE), "PDL": True}
+    grid = (2 * cfg.HIGH * cfg.WIDTH // (ROWS.value * COLUMNS.value), rest)
     return Call(add_parts, grid, arguments, constants, {"num_warps": 4, "launch_pdl": True})
 
 

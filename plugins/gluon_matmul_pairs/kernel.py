@@ -57,7 +57,7 @@ import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
 from registry.plugins.gluon_matmul_pairs.exact import multiplied, scaled
-from registry.plugins.gluon_matmul_pairs.parts import part_of, put
+from registry.plugins.gluon_matmul_pairs.parts import corner_of, items_of, part_of, place_of, put
 from registry.plugins.gluon_matmul_pairs.store import parameter, places_of, store, stored
 from registry.toolbox.clusters import (
     bystander,
@@ -88,28 +88,28 @@ def _turn(bars, G: gl.constexpr):
 
 
 @gluon.jit
-def _work(items, cfg: gl.constexpr):
+def _work(sizes, cfg: gl.constexpr):
     """(begin, end, step) of the pairs of tiles, or their ranges of K, of a pair of CTAs."""
-    EACH: gl.constexpr = 2 if cfg.PAIR else 1
-    return gl.program_id(0) // EACH, items, gl.num_programs(0) // EACH
+    return gl.program_id(0) // 2, items_of(sizes, cfg.SPLIT), gl.num_programs(0) // 2
 
 
 @gluon.jit
 def _corner(pair, sizes, cfg: gl.constexpr):
     """(first row, first column) of a pair of tiles."""
-    high, wide, _, _ = sizes
-    HIGH: gl.constexpr = cfg.HIGH * (2 if cfg.PAIR == 2 else 1)
-    WIDE: gl.constexpr = cfg.WIDTH * (2 if cfg.PAIR == 1 else 1)
-    group = pair // (cfg.GROUP * wide)
-    rest = pair - group * (cfg.GROUP * wide)
-    rows = gl.minimum(high - group * cfg.GROUP, cfg.GROUP)
-    column = rest // rows
-    return (group * cfg.GROUP + rest - column * rows) * HIGH, column * WIDE
+    row, column = corner_of(pair, sizes[0], sizes[1], cfg.GROUP)
+    return row * (cfg.HIGH * (2 if cfg.PAIR == 2 else 1)), column * (cfg.WIDTH * (2 if cfg.PAIR == 1 else 1))
+
+
+@gluon.jit
+def _own(cfg: gl.constexpr):
+    """(rows, columns) from the corner of a pair of tiles to that of this CTA's, and which of the two it is."""
+    mine = rank() if cfg.SHARED else gl.program_id(0) % 2
+    return mine * cfg.HIGH if cfg.PAIR == 2 else 0, mine * cfg.WIDTH if cfg.PAIR == 1 else 0, mine
 
 
 @gluon.jit
 def _consumer(G: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
-    high, wide, blocks, ways = sizes
+    blocks = sizes[2]
     ROWS: gl.constexpr = 0 if cfg.TURNS else G * cfg.UNITS * 64  # this consumer's first of a tile
     FIRST: gl.constexpr = ROWS * 8  # of a stage, in units of 16 bytes
     SECOND: gl.constexpr = cfg.HIGH * 8
@@ -119,19 +119,20 @@ def _consumer(G: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
     buffers = bars + 1024 + G * (cfg.STORES * cfg.UNITS * 128 * cfg.PIECE)
     places = places_of(cfg)
     lane = lanes() % 32
-    down = (rank() * cfg.HIGH if cfg.PAIR == 2 else 0) + ROWS
-    across = rank() * cfg.WIDTH if cfg.PAIR == 1 else 0
-    meet(cfg.PAIR != 0)
+    down, across, _ = _own(cfg)
+    down += ROWS
+    meet(cfg.SHARED)
     it = 0
     own = 0
-    begin, end, step = _work(high * wide * ways if cfg.SPLIT else high * wide, cfg)
+    begin, end, step = _work(sizes, cfg)
     if cfg.TURNS:
-        it += G * blocks
+        if G:  # what the other multiplies is passed over
+            it += part_of(begin, sizes, cfg.SPLIT)[2]
         begin += G * step
         step *= 2
     gl.assume(blocks > 0)  # or ptxas sees accumulators that no wgmma began, and makes every one wait
     for item in range(begin, end, step):
-        pair, _, count, part = part_of(item, high, wide, blocks, ways, cfg.SPLIT)
+        pair, _, count, part = part_of(item, sizes, cfg.SPLIT)
         gl.assume(count > 0)
         if cfg.TURNS:  # or the parity of a stage's barrier would be that of an earlier round
             wait_at(_turn(bars, G), (own & 1) ^ (1 - G))
@@ -148,23 +149,28 @@ def _consumer(G: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
                 acc = multiply(acc, stage + FIRST, stage + SECOND, cfg)
                 acc = waited(acc, 1, cfg.UNITS, cfg.WIDTH)
                 if i > 0:
-                    release_in_both(bars + 16 * last + 8, lane, cfg.PAIR != 0)
+                    release_in_both(bars + 16 * last + 8, lane, cfg.SHARED)
                 last = s
                 it += 1
             if cfg.TURNS:
                 release_in_both(_turn(bars, 1 - G), lane, False)
             acc = waited(acc, 0, cfg.UNITS, cfg.WIDTH)
-            release_in_both(bars + 16 * last + 8, lane, cfg.PAIR != 0)
+            release_in_both(bars + 16 * last + 8, lane, cfg.SHARED)
         row, column = _corner(pair, sizes, cfg)
-        if cfg.SPLIT:
-            put(acc, row + down, column + across, part, sums, cfg)
+        if cfg.SPLIT and cfg.STORES:
+            if part < 0:
+                store(acc, row + down, column + across, buffers, places, cfg)
+            else:
+                put(acc, down, across, place_of(pair, part, sizes), sums, cfg)
+        elif cfg.SPLIT:
+            put(acc, down, across, place_of(pair, part, sizes), sums, cfg)
         else:
             if cfg.EXACT:
                 acc = scaled(acc, row + down, column + across, scales, cfg)
             store(acc, row + down, column + across, buffers, places, cfg)
         if cfg.TURNS:
-            it += blocks
-    if not cfg.SPLIT:
+            it += part_of(item + step // 2, sizes, cfg.SPLIT)[2]
+    if cfg.STORES:
         stored(places[0], 0, "")
 
 
@@ -180,25 +186,23 @@ def _load(to, column, row, bar, PARAMETER: gl.constexpr, ROWS: gl.constexpr, BOT
 
 @gluon.jit
 def _producer(sizes, cfg: gl.constexpr):
-    high, wide, blocks, ways = sizes
     STAGES: gl.constexpr = cfg.STAGES
-    A: gl.constexpr = cfg.HALF if cfg.PAIR == 1 else cfg.HIGH
-    B: gl.constexpr = cfg.HALF if cfg.PAIR == 2 else cfg.WIDTH
+    BOTH_A: gl.constexpr = cfg.SHARED and cfg.PAIR == 1
+    BOTH_B: gl.constexpr = cfg.SHARED and cfg.PAIR == 2
+    A: gl.constexpr = cfg.HIGH // 2 if BOTH_A else cfg.HIGH
+    B: gl.constexpr = cfg.WIDTH // 2 if BOTH_B else cfg.WIDTH
     A_MAP: gl.constexpr = parameter(0, cfg)
     B_MAP: gl.constexpr = parameter(5, cfg)
     ring = shared_memory()
     bars = _barriers(cfg)
-    if cfg.PAIR == 1:  # where this CTA's half of what is shared begins, and its own tile
-        half_a, half_b, down, across = rank() * A, 0, 0, rank() * cfg.WIDTH
-    elif cfg.PAIR == 2:
-        half_a, half_b, down, across = 0, rank() * B, rank() * cfg.HIGH, 0
-    else:
-        half_a, half_b, down, across = 0, 0, 0, 0
-    meet(cfg.PAIR != 0)
+    down, across, mine = _own(cfg)
+    half_a = mine * A if BOTH_A else 0  # where this CTA's half of what is shared begins
+    half_b = mine * B if BOTH_B else 0
+    meet(cfg.SHARED)
     it = 0
-    begin, end, step = _work(high * wide * ways if cfg.SPLIT else high * wide, cfg)
+    begin, end, step = _work(sizes, cfg)
     for item in range(begin, end, step):
-        pair, first, count, _ = part_of(item, high, wide, blocks, ways, cfg.SPLIT)
+        pair, first, count, _ = part_of(item, sizes, cfg.SPLIT)
         row, column = _corner(pair, sizes, cfg)
         for number in range(first, first + count):
             s = it % STAGES
@@ -207,27 +211,52 @@ def _producer(sizes, cfg: gl.constexpr):
             expect_at(bar, cfg.STAGE * 1024)
             stage = ring + s * (cfg.STAGE * 1024)
             at = number * cfg.DEPTH
-            _load(stage + half_a * 128, at, row + down + half_a, bar, A_MAP, A, cfg.PAIR == 1, cfg)
+            _load(stage + half_a * 128, at, row + down + half_a, bar, A_MAP, A, BOTH_A, cfg)
             second = stage + cfg.HIGH * 128 + half_b * 128
-            _load(second, at, column + across + half_b, bar, B_MAP, B, cfg.PAIR == 2, cfg)
+            _load(second, at, column + across + half_b, bar, B_MAP, B, BOTH_B, cfg)
             it += 1
-    wait_all_empty(bars, it, STAGES, cfg.PAIR != 0)
+    wait_all_empty(bars, it, STAGES, cfg.SHARED)
 
 
 @gluon.jit
 def _run(KIND: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
     eight: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, cfg.DEPTH], KIND)
     RING: gl.constexpr = cfg.STAGES * cfg.STAGE
-    memory = gl.allocate_shared_memory(KIND, [RING + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4, 8, cfg.DEPTH], eight)
+    BUFFERS: gl.constexpr = cfg.CONSUMERS * cfg.UNITS * cfg.STORES * cfg.PIECE // 8
+    memory = gl.allocate_shared_memory(KIND, [RING + 1 + BUFFERS, 8, cfg.DEPTH], eight)
     held: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     zero = gl.full([8, cfg.DEPTH], 0, KIND, layout=held)
     memory.index(RING).store(zero)  # or triton drops what it sees nobody use
     group_barrier()
-    init_pair_barriers(_barriers(cfg), cfg.STAGES, (4 if cfg.TURNS else 8) * (2 if cfg.PAIR else 1))
+    init_pair_barriers(_barriers(cfg), cfg.STAGES, (4 if cfg.TURNS else 4 * cfg.CONSUMERS) * (2 if cfg.SHARED else 1))
     if cfg.TURNS:
         init_pair_barriers(_barriers(cfg) + 512, 2, 4)
     after_previous_kernel()
-    if cfg.PAIR:
+    if cfg.SHARED and cfg.CONSUMERS == 3:
+        gl.warp_specialize(
+            [
+                (_consumer, (0, sizes, sums, scales, cfg)),
+                (_consumer, (1, sizes, sums, scales, cfg)),
+                (_consumer, (2, sizes, sums, scales, cfg)),
+                (_producer, (sizes, cfg)),
+                (bystander, ()),
+                (bystander, ()),
+            ],
+            [4, 4, 1, 1, 2],
+            [160, 160, 24, 24, 24],
+        )
+    elif cfg.CONSUMERS == 3:
+        gl.warp_specialize(
+            [
+                (_consumer, (0, sizes, sums, scales, cfg)),
+                (_consumer, (1, sizes, sums, scales, cfg)),
+                (_consumer, (2, sizes, sums, scales, cfg)),
+                (_producer, (sizes, cfg)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
+        )
+    elif cfg.SHARED:
         gl.warp_specialize(
             [
                 (_consumer, (0, sizes, sums, scales, cfg)),
@@ -251,11 +280,11 @@ def _run(KIND: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
         )
 
 
-@gluon.jit(do_not_specialize=["high", "wide", "blocks", "ways", "pitch", "plane"])
+@gluon.jit(do_not_specialize=["high", "wide", "blocks", "whole", "ways"])
 def matmul_pairs_of_tiles(
-    first_desc, second_desc, c_desc, high, wide, blocks, ways, sums_ptr, pitch, plane, cfg: gl.constexpr
+    first_desc, second_desc, c_desc, high, wide, blocks, whole, ways, sums_ptr, cfg: gl.constexpr
 ):
-    _run(first_desc.dtype, (high, wide, blocks, ways), (sums_ptr, pitch, plane), (), cfg)
+    _run(first_desc.dtype, (high, wide, blocks, whole, ways), sums_ptr, (), cfg)
 
 
 @gluon.jit(do_not_specialize=["high", "wide", "blocks", "s_am", "s_bn", "rows", "columns"])
@@ -263,4 +292,4 @@ def matmul_exact_pairs(
     first_desc, second_desc, c_desc, high, wide, blocks, sa_ptr, sb_ptr, s_am, s_bn, rows, columns, cfg: gl.constexpr
 ):
     """Of 8-bit floats, with scales."""
-    _run(gl.int8, (high, wide, blocks, 1), (), (sa_ptr, sb_ptr, s_am, s_bn, rows, columns), cfg)
+    _run(gl.int8, (high, wide, blocks, 0, 1), (), (sa_ptr, sb_ptr, s_am, s_bn, rows, columns), cfg)

@@ -1,7 +1,9 @@
-"""Ranges of K for few tiles: a pair of CTAs adds up one for its tiles, in float32, and a second kernel adds those up.
+"""Ranges of K for a last round over the chip that tiles do not fill, be it the only one: a pair of CTAs adds up one for
+its tiles, in float32, and a second kernel adds those up.
 
-The sums of a range lie as the tiles do, rows and columns made up to whole pairs of tiles either way: nothing is masked.
-With SWAP that is the transpose of C. Nobody waits for another CTA, and the order of adding is always the same.
+Pairs of tiles are numbered; the first `whole` of them have no ranges. The sums of a range of the others lie one pair
+after the other, whole tiles of them: nothing is masked. With SWAP they are of the transpose of C. Nobody waits for
+another CTA, and the order of adding is always the same.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -16,14 +18,44 @@ from registry.toolbox.wgmma import four_of, lanes
 
 
 @gluon.jit
-def part_of(item, high, wide, blocks, ways, SPLIT: gl.constexpr):
-    """A piece of work: (pair of tiles, its first block of K, how many, the number of the range)."""
+def items_of(sizes, SPLIT: gl.constexpr):
+    """How many pieces of work there are."""
+    high, wide, _, whole, ways = sizes
+    return whole + (high * wide - whole) * ways if SPLIT else high * wide
+
+
+@gluon.jit
+def part_of(item, sizes, SPLIT: gl.constexpr):
+    """A piece of work: (pair of tiles, its first block of K, how many, the number of the range, or -1)."""
+    high, wide, blocks, whole, ways = sizes
     if SPLIT:
-        part = item // (high * wide)
+        count = high * wide - whole
+        part = gl.maximum(item - whole, 0) // count
         first = part * blocks // ways
-        return item - part * (high * wide), first, (part + 1) * blocks // ways - first, part
+        last = (part + 1) * blocks // ways
+        ranged = item >= whole
+        pair = gl.where(ranged, item - part * count, item)
+        return pair, first, gl.where(ranged, last - first, blocks), gl.where(ranged, part, -1)
     else:
         return item, 0, blocks, 0
+
+
+@gluon.jit
+def place_of(pair, part, sizes):
+    """Of the sums of a range, counted in pairs of tiles."""
+    high, wide, _, whole, _ = sizes
+    return part * (high * wide - whole) + pair - whole
+
+
+@triton.jit
+def corner_of(pair, high, wide, together):
+    """Which pair of tiles it is, (from above, from the left) of high x wide: they run in groups of so many rows of
+    pairs `together`, column by column."""
+    group = pair // (together * wide)
+    rest = pair - group * (together * wide)
+    rows = tl.minimum(high - group * together, together)
+    column = rest // rows
+    return group * together + rest - column * rows, column
 
 
 @gluon.constexpr_function
@@ -37,17 +69,18 @@ def _put_asm(eight):
 
 
 @gluon.jit
-def put(acc, row, column, part, sums, cfg: gl.constexpr):
-    """One consumer's accumulators, whose corner is at (row, column), to the sums of this range."""
-    ptr, pitch, plane = sums
+def put(acc, row, column, place, sums_ptr, cfg: gl.constexpr):
+    """One consumer's accumulators, whose corner is at (row, column) of a pair of tiles, to the sums at this place."""
+    PITCH: gl.constexpr = cfg.WIDTH * (2 if cfg.PAIR == 1 else 1)
+    AREA: gl.constexpr = 2 * cfg.HIGH * cfg.WIDTH
     UNITS: gl.constexpr = cfg.UNITS
     EIGHTS: gl.constexpr = cfg.WIDTH // 8
     thread = lanes()
     down = row + thread // 32 * 16 + thread % 32 // 4
-    at = ptr + part.to(gl.int64) * plane + down * pitch + column + thread % 4 * 2
+    at = sums_ptr + place.to(gl.int64) * AREA + down * PITCH + column + thread % 4 * 2
     for unit in gl.static_range(UNITS):
-        here = at + unit * 64 * pitch
-        addresses = (here.to(gl.int64), (here + 8 * pitch).to(gl.int64))
+        here = at + unit * 64 * PITCH
+        addresses = (here.to(gl.int64), (here + 8 * PITCH).to(gl.int64))
         for j in gl.static_range(EIGHTS):
             gl.inline_asm_elementwise(
                 _put_asm(j),
@@ -59,33 +92,51 @@ def put(acc, row, column, part, sums, cfg: gl.constexpr):
             )
 
 
-ROWS, COLUMNS = tl.constexpr(16), tl.constexpr(32)
-"""Of the factors' product, in a program of `add_parts`; a plane has whole ones of them."""
+ROWS, COLUMNS = tl.constexpr(32), tl.constexpr(16)
+"""Of a pair of tiles, in a program of `add_parts`; it has whole ones of them."""
 MOST_AT_ONCE = 16
 
 
-@triton.jit(do_not_specialize=["m", "eights", "ways"])
+@triton.jit(do_not_specialize=["m", "eights", "high", "wide", "together", "whole", "ways", "tall", "broad"])
 def add_parts(
-    sums_ptr, c_ptr, m, eights, ways, pitch, plane, SWAP: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr
+    sums_ptr,
+    c_ptr,
+    m,
+    eights,
+    high,
+    wide,
+    together,
+    whole,
+    ways,
+    tall,
+    broad,
+    SWAP: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """C, which has 8 * eights columns, out of the sums of all ranges, so many of which are loaded at once."""
+    """C, which has 8 * eights columns, out of the sums of all ranges of pairs of tiles, tall x broad, so many of which
+    are loaded at once."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     n = 8 * eights
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    at = sums_ptr + rows[:, None] * pitch + columns[None, :]
+    pair = tl.program_id(1)
+    row, column = corner_of(whole + pair, high, wide, together)
+    down = tl.program_id(0) // (broad // COLUMNS) * ROWS + tl.arange(0, ROWS)[:, None]
+    across = tl.program_id(0) % (broad // COLUMNS) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    area = (tall * broad).to(tl.int64)
+    step = (high * wide - whole) * area
+    at = sums_ptr + pair * area + down * broad + across
     found = tl.zeros([ROWS, COLUMNS], tl.float32)
     for first in range(0, ways, AT_ONCE):
         for number in tl.static_range(AT_ONCE):
-            there = first + number < ways
-            found += tl.load(at + number * plane, mask=there, other=0.0)
-        at += AT_ONCE * plane
+            found += tl.load(at + number * step, mask=first + number < ways, other=0.0)
+        at += AT_ONCE * step
+    rows, columns = row * tall + down, column * broad + across
     if SWAP:
-        seen = (rows < n)[:, None] & (columns < m)[None, :]
-        c = c_ptr + columns.to(tl.int64)[None, :] * n + rows[:, None]
+        seen = (rows < n) & (columns < m)
+        c = c_ptr + columns.to(tl.int64) * n + rows
     else:
-        seen = (rows < m)[:, None] & (columns < n)[None, :]
-        c = c_ptr + rows.to(tl.int64)[:, None] * n + columns[None, :]
+        seen = (rows < m) & (columns < n)
+        c = c_ptr + rows.to(tl.int64) * n + columns
     tl.store(c, found.to(c_ptr.dtype.element_ty), mask=seen)

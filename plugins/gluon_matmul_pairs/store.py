@@ -35,6 +35,26 @@ def _keep_asm(dtype, swap, eight):
 
 
 @gluon.constexpr_function
+def _columns(piece, cfg):
+    """How many there are of a piece, the last of which may be smaller, or is not there."""
+    return min(cfg.PIECE, cfg.WIDTH - piece * cfg.PIECE)
+
+
+@gluon.constexpr_function
+def _keep_last_asm(dtype, eight):
+    """The same of 8 columns, which become rows."""
+    kind = {"fp16": "f16x2", "bf16": "bf16x2"}[dtype]
+    return f"""{{
+        .reg .b32 a, b, t;
+        add.u32 t, $1, $2;
+        cvt.rn.{kind}.f32 a, $4, $3;
+        cvt.rn.{kind}.f32 b, $6, $5;
+        stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [t + {1024 * eight}], {{a, b}};
+        mov.b32 $0, 0;
+    }}"""
+
+
+@gluon.constexpr_function
 def _store_asm(parameter):
     """By thread 0 of a consumer ($4), from shared memory at $1 to column $2 and row $3 of C."""
     return f"""{{
@@ -93,16 +113,27 @@ def _keep(acc, PIECE: gl.constexpr, at, places, cfg: gl.constexpr):
     """A piece of the accumulators, by its number, to the buffer at `at`."""
     thread, mine, swizzled = places
     UNITS: gl.constexpr = cfg.UNITS
-    SIXTEENS: gl.constexpr = cfg.PIECE // 16
+    COLUMNS: gl.constexpr = _columns(PIECE, cfg)
+    SIXTEENS: gl.constexpr = COLUMNS // 16
+    FIRST: gl.constexpr = PIECE * (cfg.PIECE // 8)
     EIGHTS: gl.constexpr = cfg.WIDTH // 8
     for unit in gl.static_range(UNITS):
         for j in gl.static_range(SIXTEENS):
-            first = four_of(acc, unit * EIGHTS + 2 * (PIECE * SIXTEENS + j))
-            second = four_of(acc, unit * EIGHTS + 2 * (PIECE * SIXTEENS + j) + 1)
+            first = four_of(acc, unit * EIGHTS + FIRST + 2 * j)
+            second = four_of(acc, unit * EIGHTS + FIRST + 2 * j + 1)
             gl.inline_asm_elementwise(
                 _keep_asm(cfg.OUT, cfg.SWAP, 2 * j),
                 "=r,r,r,f,f,f,f,f,f,f,f",
                 (at + unit * (128 * cfg.PIECE) + mine, swizzled) + first + second,
+                dtype=gl.int32,
+                is_pure=False,
+                pack=1,
+            )
+        if COLUMNS % 16:
+            gl.inline_asm_elementwise(
+                _keep_last_asm(cfg.OUT, 2 * SIXTEENS),
+                "=r,r,r,f,f,f,f",
+                (at + unit * (128 * cfg.PIECE) + mine, swizzled) + four_of(acc, unit * EIGHTS + FIRST + 2 * SIXTEENS),
                 dtype=gl.int32,
                 is_pure=False,
                 pack=1,
@@ -115,7 +146,7 @@ def store(acc, high, wide, buffers, places, cfg: gl.constexpr):
     thread, _, _ = places
     UNITS: gl.constexpr = cfg.UNITS
     STORES: gl.constexpr = cfg.STORES
-    PIECES: gl.constexpr = cfg.WIDTH // cfg.PIECE
+    PIECES: gl.constexpr = (cfg.WIDTH + cfg.PIECE - 1) // cfg.PIECE
     TURNS: gl.constexpr = (PIECES + STORES - 1) // STORES
     UNIT: gl.constexpr = 128 * cfg.PIECE  # bytes
     STORE: gl.constexpr = _store_asm(parameter(10, cfg))
@@ -132,8 +163,8 @@ def store(acc, high, wide, buffers, places, cfg: gl.constexpr):
         gl.inline_asm_elementwise(_VISIBLE, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
         group_barrier()
         for number in gl.static_range(STORES):
-            if turn * STORES + number < PIECES:
-                for part in gl.static_range(PARTS):
+            for part in gl.static_range(PARTS):
+                if _columns(turn * STORES + number, cfg) > part % EACH * ROWS:
                     if cfg.SWAP:
                         column = high + part // EACH * 64
                         row = wide + (turn * STORES + number) * cfg.PIECE + part % EACH * ROWS

@@ -22,28 +22,37 @@ def problem(m=4096, n=4096, k=4096, **more):
     return product(m, n, k, **more)
 
 
-TILES = sorted(
-    {
-        (one["HIGH"], one["WIDTH"], one["SWAP"], one["TURNS"])
-        for sizes in ((4096,), (300,), (750,), *((m, 43008) for m in (130, 150, 190)))
-        for one in candidates(problem(*sizes))
-    }
-)
+def _tiles():
+    """(HIGH, WIDTH, SWAP, TURNS): of each kind of tiles the narrowest, the widest, and those of uneven pieces."""
+    kinds = {}
+    for sizes in ((4096,), (300,), *((m, 43008) for m in (130, 150, 190))):
+        for one in candidates(problem(*sizes)):
+            kinds.setdefault((one["HIGH"], one["SWAP"], one["TURNS"]), set()).add(one["WIDTH"])
+    for (high, swap, turns), widths in sorted(kinds.items()):
+        ends = {min(widths), max(widths)}
+        yield from ((high, width, swap, turns) for width in sorted(widths) if width in ends or width % 16)
+
+
+TILES = list(_tiles())
 
 
 @pytest.mark.parametrize("at", range(len(TILES)))
 def test_each_tile(at):
     """wgmma never waits for the one before it, all accumulators stay in registers, and half a factor goes to both."""
     high, width, swap, turns = TILES[at]
-    ways = 1 if turns else 1 + at % 2 * 3
-    pair = 1 if (swap and not turns) or at % 3 == 0 else 2
-    chosen = config(high, width, pair, swap, ways=ways, turns=turns)
-    p = problem(dtype=("bfloat16", "float16")[at // 2 % 2])
+    ways, full = ((1, False), (4, False), (1, False), (3, True))[at % 4]
+    pair = 1 if width % 16 or (swap and high < 192) or at % 3 == 0 else 2
+    chosen = config(high, width, pair, swap, ways=ways, turns=turns, full=full)
+    sizes = (192, 1024) if ways == 4 else (4096, 4104)
+    p = problem(*sizes, dtype=("bfloat16", "float16")[at // 2 % 2])
     found, cfg = fitting(VARIANT, p, chosen)
     assert not found.spills and len(VARIANT.builds(p, chosen)) == 1 + (ways > 1)
-    asked = instructions(found)
-    assert asked["wgmma"] % (8 * cfg.UNITS) == 0 and asked["TMA load"] == 2 and {24, 240} < set(found.setmaxnreg)
-    beside = found.shared - (cfg.STAGES * cfg.STAGE + 1 + cfg.UNITS * cfg.STORES * cfg.PIECE // 4) * 1024
+    asked, registers = instructions(found), {24, 160, 168} if cfg.CONSUMERS == 3 else {24, 240}
+    assert asked["wgmma"] % (4 * cfg.CONSUMERS * cfg.UNITS) == 0 and asked["TMA load"] == 2
+    assert registers < set(found.setmaxnreg)
+    beside = (
+        found.shared - (cfg.STAGES * cfg.STAGE + 1 + cfg.CONSUMERS * cfg.UNITS * cfg.STORES * cfg.PIECE // 8) * 1024
+    )
     assert beside < 1024, "what the kernel sets aside, which begins at a multiple of 1024, comes first"
 
 
@@ -66,7 +75,7 @@ def test_each_tile_of_8_bits(at):
 
 
 cuda = gpu_for(matmul_pairs_of_tiles, matmul_exact_pairs)
-FORMATS = (*("128s", "i", "i", "q", "q") * 3, *"iiii", "q", *"ii")
+FORMATS = (*("128s", "i", "i", "q", "q") * 3, *"iiiii", "q")
 """Of its parameters; the kernel's own instructions look for maps at 0, 5 and 10."""
 
 
@@ -78,6 +87,10 @@ FORMATS = (*("128s", "i", "i", "q", "q") * 3, *"iiii", "q", *"ii")
         (1000, 696, config(128, 96, 1), [(64, 64), (96, 64), (64, 32)], 2 * 8 * 4),
         (1000, 696, config(128, 96, 2), [(128, 64), (48, 64), (64, 32)], 2 * 4 * 8),
         (300, 696, config(128, 96, 1, swap=True), [(64, 64), (96, 64), (96, 64)], 2 * 3 * 4),
+        (300, 696, config(192, 80, 2, swap=True), [(192, 64), (40, 64), (40, 64)], 2 * 2 * 4),
+        (300, 696, config(64, 56, 1, swap=True, turns=True), [(32, 64), (56, 64), (56, 64)], 2 * 11 * 3),
+        (300, 696, config(128, 152, 1, swap=True), [(64, 64), (152, 64), (8, 64)], 2 * 6),
+        (1000, 1400, config(128, 96, 1, ways=6, full=True), None, 2 * 66),
         (500, 696, config(256, 64, 2, ways=5), None, 2 * 5 * 11),
         (1000, 4096, config(128, 112, 2, turns=True), [(128, 64), (56, 64), (128, 16)], 2 * 66),
     ],
