@@ -6,6 +6,10 @@ Each finished case goes to FOLDER/OP.jsonl with how it was timed, for such a fil
 ways. A case that is there already is replaced where it stands: the order of cases decides which trees of a fit see
 which. What was carried (tools/carry.py) stays so. Measurements of another device, driver, torch or triton than the
 file's are refused, and nothing is written.
+
+With `--beside` what other variants took on a case stays. Where the two runs had another clock (by 2%), what was timed
+now is brought to that of before, by how much longer or shorter the contestants took that both runs timed (the median of
+their ratios; `scaled` says it in each line). A case of which there are none is left as it was.
 """
 
 from __future__ import annotations
@@ -102,9 +106,12 @@ def fold(folder: Path, sweeps: Sequence[Path], beside: bool = False) -> dict[str
             new, again = counts.get(op, (0, 0))
             before = into.cases.get(case)
             if before is not None and beside:
-                if _case_line(before)["mode"] != _case_line(lines)["mode"] or not _at_one_clock(before, lines):
+                if _case_line(before)["mode"] != _case_line(lines)["mode"]:
                     continue
-                lines = _joined(before, lines)
+                scale = 1.0 if _at_one_clock(before, lines) else _slower(before, lines)
+                if scale is None:
+                    continue
+                lines = _joined(before, lines if scale == 1.0 else [_scaled(line, scale) for line in lines])
             counts[op] = (new, again + 1) if before is not None else (new + 1, again)
             into.cases[case] = lines
     for into in held.values():
@@ -121,6 +128,28 @@ def _at_one_clock(*runs: Lines) -> bool:
     told = [[line["sm_mhz"] for line in lines if line.get("sm_mhz")] for lines in runs]
     clocks = [statistics.median(each) for each in told if each]
     return len(clocks) < 2 or max(clocks) <= CLOCKS * min(clocks)
+
+
+def _slower(before: Lines, lines: Lines) -> float | None:
+    """How many times as long contestants took before, of those that both timed; None if there are none."""
+    was, now = _took(before), _took(lines)
+    ratios = [was[key] / now[key] for key in was.keys() & now.keys()]
+    return round(statistics.median(ratios), 4) if ratios else None
+
+
+def _took(lines: Lines) -> dict[str, float]:
+    """The median time of each contestant, by its key."""
+    found: dict[str, list[float]] = {}
+    for line in lines:
+        if line["kind"] == "sample":
+            found.setdefault(line["key"], []).append(line["ms"])
+    return {key: statistics.median(each) for key, each in found.items()}
+
+
+def _scaled(line: dict[str, Any], by: float) -> dict[str, Any]:
+    if line["kind"] != "sample":
+        return line
+    return {**line, **{name: round(line[name] * by, 9) for name in ("ms", "low", "high") if name in line}, "scaled": by}
 
 
 def _joined(before: Lines, lines: Lines) -> Lines:

@@ -83,16 +83,33 @@ def test_beside_times_of_another_kind_nothing_is_put(tmp_path):
     assert fold.fold(tmp_path, [other], beside=True) == {} and times(tmp_path) == {"m=1": 1.0}
 
 
-@pytest.mark.parametrize(("clock", "joins"), [(1950, True), (1700, False), (None, True)])
-def test_beside_times_at_another_clock_nothing_is_put(tmp_path, clock, joins):
-    def at(path: Path, sm_mhz: int | None) -> Path:
-        told = f', "sm_mhz": {sm_mhz}' if sm_mhz else ""
-        path.write_text(path.read_text(encoding="utf-8").replace(', "ms"', f'{told}, "ms"'), encoding="utf-8")
+@pytest.mark.parametrize(
+    ("clock", "both", "found"),
+    [
+        (1950, True, {"acme one": 9.0, "acme two": 4.0, "other": 2.0}),
+        (None, True, {"acme one": 9.0, "acme two": 4.0, "other": 2.0}),
+        (1700, True, {"acme one": 3.0, "acme two": 1.3332, "other": 2.0}),
+        (1700, False, {"acme one": 3.0, "other": 2.0}),
+    ],
+)
+def test_times_at_another_clock_are_brought_to_that_of_before_by_what_both_runs_timed(tmp_path, clock, both, found):
+    """Or left, where there is nothing."""
+
+    def at(path: Path, sm_mhz: int | None, took: dict[str, float]) -> Path:
+        """A sweep of these contestants ("acme one": a variant, and its config)."""
+        lines = [json.loads(line) for line in sweep(path, {"m=1": 1.0}).read_text(encoding="utf-8").splitlines()]
+        lines[1]["contestants"] = {key: [key.split()[0], {"way": key}, True, "0123456789ab"] for key in took}
+        clocked = {"sm_mhz": sm_mhz} if sm_mhz else {}
+        told = [{**line, "key": key} for line in lines[2:3] for key in took]
+        told += [{**lines[3], "key": key, "ms": ms, **clocked} for key, ms in took.items()]
+        path.write_text("".join(json.dumps(one) + "\n" for one in [*lines[:2], *told, lines[4]]), encoding="utf-8")
         return path
 
-    fold.fold(tmp_path, [at(sweep(tmp_path / "a.jsonl", {"m=1": 1.0}), 1980)])
-    fold.fold(tmp_path, [at(sweep(tmp_path / "b.jsonl", {"m=1": 9.0}), clock)], beside=True)
-    assert times(tmp_path) == {"m=1": 9.0 if joins else 1.0}
+    fold.fold(tmp_path, [at(tmp_path / "a.jsonl", 1980, {"acme one": 3.0, "other": 2.0})])
+    later = {"acme one": 9.0, "acme two": 4.0} if both else {"acme two": 4.0}
+    fold.fold(tmp_path, [at(tmp_path / "b.jsonl", clock, later)], beside=True)
+    (case,) = journal.read(tmp_path / "matmul.jsonl").cases.values()
+    assert {key: pytest.approx(entry.ms, rel=1e-3) for key, entry in case.entries.items()} == found
 
 
 def test_unfinished_cases_are_left(tmp_path):
