@@ -1,28 +1,30 @@
 """A large product for Hopper by pairs of CTAs, clusters of two that share one factor: each loads half of it, for both.
 
 Tile facts.  A CTA computes HIGH x WIDTH tiles of a product of two factors: of a and b, or with SWAP of b's columns and
-a's rows, the transpose of C. 64 rows for each of UNITS of each of two consumer warp groups, or with TURNS of the one
-that has the tile. WIDTH is a multiple of 16 up to 256: rows of a can be shared out evenly, columns so that rounds over
-the chip are full. PAIR 2: the tiles of a pair lie one below the other and share rows of the second factor. PAIR 1: they
-lie side by side and share rows of the first. Both factors lie along K. wgmma is written out (registry.toolbox.wgmma),
-its accumulators are tuples of registers: 256 x 192 tiles, whose 192 columns are no power of two, take one instruction
-for each 64 rows and nothing beside the accumulators.
+a's rows, the transpose of C. 64 rows for each of UNITS of each of CONSUMERS warp groups, two, or three where HIGH is
+192; or with TURNS of the one that has the tile. WIDTH is a multiple of 8 up to 256, of 16 where columns of b are cut or
+halved: rows of a can be shared out evenly, columns so that rounds over the chip are full. PAIR 2: the tiles of a pair
+lie one below the other and share rows of the second factor. PAIR 1: they lie side by side and share rows of the first.
+Both factors lie along K. wgmma is written out (registry.toolbox.wgmma), its accumulators are tuples of registers: 256 x
+192 tiles, whose 192 columns are no power of two, take one instruction for each 64 rows and nothing beside the
+accumulators.
 
 Shared memory.  A ring of STAGES stages, each STAGE KiB: of 8 rows of 128 bytes, HIGH rows of the first factor, then
 WIDTH of the second. Then 1 KiB of barriers: stage s is full at byte 16 s and empty at 16 s + 8, turns begin at 512.
 Then the buffers of C. Descriptors count 16 bytes: a row is 8 of them, a KiB 64.
 
-Roles.  Two consumers, 4 warps each, the first in the default partition; one producer warp with 24 registers.
+Roles.  Consumers, 4 warps each, the first in the default partition; one producer warp with 24 registers.
 
 Schedule.  Persistent; pairs of tiles run in groups of GROUP rows of pairs, column by column. The producer runs ahead
 across the borders of tiles, and stays until both CTAs have let go of all stages. Consumers keep one block of wgmma in
 flight and release the stage before it, in both CTAs.
 With TURNS each has every other tile: one stores while the other multiplies, which begins when it is told that all
-blocks of the tile before are there. SPLIT: few tiles have ranges of K, summed in float32 and added up after (parts.py).
-8-bit floats sum each block of K by itself (exact.py).
+blocks of the tile before are there. SPLIT: tiles of a last round that they do not fill, be it the only one, have ranges
+of K, summed in float32 and added up after (parts.py). 8-bit floats sum each block of K by itself (exact.py).
 Finished accumulators go, STORES times PIECE columns at once (with SWAP as so many rows), through buffers in shared
-memory (stmatrix) and by TMA to C. Programmatic dependent launch. PAIR 0 is the same for single CTAs, with loads and
-stores by eight rows where not WHOLE: for launches through `kernel[grid]`.
+memory (stmatrix) and by TMA to C; the last piece may be smaller, so boxes of C have rows that divide both.
+Programmatic dependent launch. Where not SHARED each CTA of a pair loads all for itself, by eight rows where not WHOLE,
+and stores so: for launches through `kernel[grid]`.
 
 Measured facts (H200, torch 2.11, triton 3.6.0, bf16, nt; graphs over rotated inputs, shuffled rounds; a cell's noise is
 about 3%). Ratios of the best of up to ten tiles to cuBLAS / to the best of three of gluon_matmul_ws, geometric means:
@@ -30,6 +32,8 @@ about 3%). Ratios of the best of up to ten tiles to cuBLAS / to the best of thre
   0.97) / 1.20. What is shared halves the requests to L2, of which such rows cost two for each 128 bytes.
 - 257 to 511 rows (9 cells): 0.97 (0.865: 330 x 4096 x 14336, few tiles) / 1.08, by rows of a that are shared out evenly
   (SWAP): 300 rows in two tiles of 160 columns, not three of 128 rows. 512 to 1023 rows (13): 1.01 (0.94) / 1.03.
+- 30 layers of models at random, 129 rows and more: 0.96 (0.75) by tiles 128 or 256 high and multiples of 16, 1.02 (0.82)
+  with tiles of 64 and 192, rows in eights and PAIR 2 with SWAP. Tiles 64 high without SWAP never won.
 - 1024 rows and more (16): 1.03 (0.99) / 1.005. All of the card is at its power limit (690 W, 1.3 to 1.5 GHz), and fewer
   bytes from L2 do not help there: 128 x 128 tiles as pairs and alone take the same time.
 - 256 rows (3): 1.08 (1.025) / gluon_matmul_rows 1.11, gluon_matmul_row_pairs 1.08: stores by TMA are worth it where a
