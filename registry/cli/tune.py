@@ -89,7 +89,8 @@ GUIDED_DROP = 1.1
 @click.option(
     "--keep",
     is_flag=True,
-    help="Fit again only kinds whose shapes, or the order of whose configs, are not those behind --table as it is.",
+    help="Fit again only kinds whose shapes, or the order of whose configs, are not those behind --table as it is; and "
+    "of those the trees for configs only of variants of which that is so.",
 )
 @click.option("--keep-trees", is_flag=True, help="The same, but new shapes run what was the fastest, with no new fit.")
 @click.option("--dry-run", is_flag=True, help="List shapes and contestants, and stop.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from registry.tables.config_order import ASKED, Config, ConfigTrees, Cost, coordinates_of, own_order
@@ -73,13 +73,19 @@ class Pooled:
 
 
 def fitted_config_trees(
-    coordinates: Sequence[str], shapes: Sequence[Mapping[str, Timed]], pooled: Mapping[str, Pooled] | None = None
+    coordinates: Sequence[str],
+    shapes: Sequence[Mapping[str, Timed]],
+    pooled: Mapping[str, Pooled] | None = None,
+    stay: Mapping[str, ConfigTrees] | None = None,
 ) -> dict[str, ConfigTrees]:
     """By variant; of `shapes` each has what was timed of variants with several configs. Those that are `pooled` are
-    kept where they lose less on shapes left out, or where most of what they have seen are these shapes."""
-    pooled, found = pooled or {}, {}
+    kept where they lose less on shapes left out, or where most of what they have seen are these shapes. Those that
+    `stay` are not fitted again."""
+    pooled, stay, found = pooled or {}, stay or {}, {}
     for name, own in _by_variant(shapes).items():
-        if name in pooled and len(own) > MOST_OF * pooled[name].shapes:
+        if name in stay:
+            found[name] = stay[name]
+        elif name in pooled and len(own) > MOST_OF * pooled[name].shapes:
             found[name] = pooled[name].trees
         elif len(own) >= LEAST:
             fitted = _fitted(name, tuple(coordinates), own)
@@ -88,13 +94,16 @@ def fitted_config_trees(
     return found
 
 
-def pooled_config_trees(kinds: Sequence[tuple[Sequence[str], Sequence[Mapping[str, Timed]]]]) -> dict[str, Pooled]:
+def pooled_config_trees(
+    kinds: Sequence[tuple[Sequence[str], Sequence[Mapping[str, Timed]]]], asked: Collection[str] | None = None
+) -> dict[str, Pooled]:
     """Trees of variants that were timed on shapes of several kinds: of each its coordinates and its shapes. Each part
-    of such trees has seen of a kind what the same part of that kind's own trees would have."""
+    of such trees has seen of a kind what the same part of that kind's own trees would have. `asked`: of those alone."""
     coordinates = tuple(dict.fromkeys(name for names, _ in kinds for name in names))
     each = [_by_variant(shapes) for _, shapes in kinds]
     found = {}
-    for name in sorted({name for own in each for name in own}):
+    every = {name for own in each for name in own}
+    for name in sorted(every if asked is None else every & set(asked)):
         several = [own[name] for own in each if len(own.get(name, ())) >= LEAST]
         if len(several) > 1:
             pairs = enumerate((place, timed) for own in several for place, timed in own.items())

@@ -93,12 +93,13 @@ class Fit:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What was found before of the same shapes."""
+    """What was found before of the same shapes; or, where it is not `whole`, only the trees that stay."""
 
     weights: Mapping[str, float]
     trees: Trees | None = None
     config_trees: Mapping[str, ConfigTrees] = field(default_factory=dict)
     closer: Closer | None = None
+    whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -161,14 +162,15 @@ def fit_known(
     known: KnownShapes, before: Earlier | None = None, pooled: Callable[[], Mapping[str, Pooled]] | None = None
 ) -> Fit:
     """The same of what is known. `pooled`: trees for configs that have seen other cases of the op, too."""
+    stay = before.config_trees if before is not None else {}
+    before = before if before is not None and before.whole else None
     settings, fair, problems, coordinates = known.settings, known.fair, known.problems, known.coordinates
     points, sources, configs, timed = known.points, known.sources, known.configs, known.timed
     op, target = fair[0].op, known.target
     declared = [_declared(own, problem) for own, problem in zip(configs, problems, strict=True)]
-    if before is not None:
-        config_trees = before.config_trees
-    else:
-        config_trees = fitted_config_trees(coordinates, timed, pooled() if pooled is not None else None)
+    config_trees = stay
+    if before is None:
+        config_trees = fitted_config_trees(coordinates, timed, pooled() if pooled is not None else None, stay)
     orders = {name: _order(name, problems, configs) for name in config_trees.keys() & catalog.get().of(op).keys()}
     config_trees = {
         name: dataclasses.replace(trees, order=trees.order or orders.get(name, ""))

@@ -67,7 +67,11 @@ def fits(
 
     @functools.cache
     def pooled() -> dict[str, Pooled]:
-        return pooled_config_trees([(one.coordinates, one.timed) for _, one, _ in known])
+        asked: set[str] = set()
+        for _, one, held in known:
+            if held is None or not held.whole:
+                asked |= {name for timed in one.timed for name in timed} - {*(held.config_trees if held else ())}
+        return pooled_config_trees([(one.coordinates, one.timed) for _, one, _ in known], asked)
 
     return [dataclasses.replace(fit_known(one, earlier, pooled), apart=kind) for kind, one, earlier in known]
 
@@ -76,7 +80,8 @@ def kept(
     table: Table, cases: Sequence[CaseResults], machine: Mapping[str, Any], *, other_shapes: bool = False
 ) -> list[Earlier | None]:
     """Of each kind what a table was fitted to, where its shapes are the same as those behind the table's rule, and its
-    configs stand where they stood: others were added. `other_shapes` may join them where no source has changed."""
+    configs stand where they stood: others were added. Of another kind the trees for configs of those variants of which
+    that is so, and whose source is the same. `other_shapes` may join them where no source has changed."""
     beside = read_beside(table)
     found: list[Earlier | None] = []
     for kind, own in parted(cases):
@@ -90,8 +95,18 @@ def kept(
             found.append(_with_todays_order(before, again.moved, rule))
         else:
             same = not again.moved and _told(beside_of([again]), 0) == _told(beside, rule.index)
-            found.append(before if same else None)
+            found.append(before if same else _of_same_variants(before, again.moved, rule))
     return found
+
+
+def _of_same_variants(before: Earlier, moved: Sequence[str], rule: Rule) -> Earlier | None:
+    """What stays where others are fitted anew. The order of a variant's configs is noted over all shapes that it was
+    measured on, so another one tells of new shapes, too."""
+    known, variants = rule.evidence.sources if rule.evidence is not None else {}, catalog.get().variants
+    same = {name for name in before.config_trees if name in variants and name not in moved}
+    same = {name for name in same if known.get(name) == fingerprint_of(variants[name])}
+    trees = {name: one for name, one in before.config_trees.items() if name in same}
+    return Earlier({}, config_trees=trees, whole=False) if trees else None
 
 
 def _with_todays_order(before: Earlier, moved: Sequence[str], rule: Rule) -> Earlier | None:

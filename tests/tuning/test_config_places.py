@@ -170,3 +170,39 @@ def test_other_shapes_may_join_what_was_fitted_where_no_source_has_changed(shipp
     again = fit(fewer, raw.machine, before=before)
     assert not again.moved and len(again.shapes) == len(fewer)
     assert today in made.text and kept_of(made.text.replace(today, today[::-1])) is None
+
+
+def test_where_one_variant_moved_trees_for_configs_of_the_others_stay(declared, declare, tmp_path, monkeypatch):
+    """And variants are chosen anew. Those of another source are fitted again, too."""
+    declare("test.steady", configs=TILES, dtypes=("bfloat16",))
+    both = ("test.ours", "test.steady")
+    times = {one(name, TILES[at]): 1.0 + at / 10 for name in both for at in (0, 1)} | {one("theirs"): 3.0}
+    results = results_of(attention_cases(), lambda facts: times)
+    for case in results.cases.values():
+        for entry in case.entries.values():
+            if entry.variant in both:
+                entry.fingerprint = fingerprint_of(catalog.get().variants[entry.variant])
+    folder, made = shipped_of(results, tmp_path)
+    verified((folder, made), made.text)
+    raw = journal.read(folder / "h200" / "0001.jsonl")
+
+    def kept_of(text):
+        (folder / "attention.sm90.yaml").write_text(text, encoding="utf-8")
+        return kept(load_files([folder / "attention.sm90.yaml"]).tables[0], raw.of("attention"), raw.machine)[0]
+
+    assert kept_of(made.text).whole
+    declared.insert(1, {"TILE": 3})
+    stays = kept_of(made.text)
+    assert not stays.whole and list(stays.config_trees) == ["test.steady"] and stays.trees is None
+    asked = []
+    monkeypatch.setattr(
+        config_trees, "_fitted", lambda name, *more, real=config_trees._fitted: asked.append(name) or real(name, *more)
+    )
+    again = fit(raw.of("attention"), raw.machine, before=stays)
+    assert asked == ["test.ours"] and again.config_trees["test.steady"] == stays.config_trees["test.steady"]
+    assert not again.moved and again.weights
+    source = fingerprint_of(catalog.get().variants["test.steady"])
+    assert (
+        source in made.text
+        and kept_of(made.text.replace(f"test.steady: {source}", f"test.steady: {source[::-1]}")) is None
+    )
