@@ -5,8 +5,9 @@
 A measurement holds for the source that it was made with, by its hash. For each variant whose hash differs between the
 two sides, what was measured (benchmarks/results) is asked of both:
 
-launches  of every measured shape and config: the grid, what the kernel is given in its order, options and clusters.
-          A number or None at the end that only one side gives is none where the machine code is the same
+launches  of every measured shape and config: the grid, what the kernel is given by name, options and clusters. A number
+          or None that only one side gives, which gives all that the other does, is none where the machine code is the
+          same
 builds    all of which the key is the same by which Triton finds what it compiled; of others so many that each config is
           there, and each type, constant and alignment that any of them is specialised on: the compiler's input as in
           tools/replay.py, the machine code where that differs
@@ -25,7 +26,7 @@ then. Files of draws that no table is fitted to (judged_*) keep the rest, launch
 host besides (copies, choosing configs) is not compared: see `make replay`.
 
 With `--where-loops-alike` machine code may differ outside of loops, and in where something lies in shared memory, and
-a kernel may be given more at the end, whatever it is, and None for a null pointer: each of the innermost loops that
+one side may give a kernel more, whatever it is, and None for a null pointer: each of the innermost loops that
 multiply is to have the same products and as many instructions, to 0.5%. For a change of what a kernel sets up, or of
 what comes before it and after.
 """
@@ -62,7 +63,7 @@ LITTLE = 256
 FEW = 0.005
 """Of a loop's instructions, which may be others: two zeroes made by one instruction, say, or by two."""
 
-LAUNCH = re.compile(r"(?P<grid>.*?) (?P<given>\[.*\]) (?P<options>\[[^\[\]]*\] cluster=\d+)")
+LAUNCH = re.compile(r"(?P<grid>.*?) (?P<given>\{.*\}) (?P<options>\[[^\[\]]*\] cluster=\d+)")
 """As replay_snapshot.py has it in words."""
 UNREAD = re.compile(r"None|-?[\d.]+(e[+-]?\d+)?")
 NULL = re.compile(r"StandIn\(.*\bname=''.*\)")
@@ -207,7 +208,7 @@ def _loops(code: Iterable[str]) -> list[Loop]:
 
 
 def same_launches(old: list[str], new: list[str] | None, more: bool = False) -> bool:
-    """But for numbers, or None, at the end of what a kernel is given, which one side has more of; or for any `more`."""
+    """But for numbers, or None, that one side gives a kernel beside all that the other does; or for any `more`."""
     return new is not None and len(old) == len(new) and all(map(_same_launch, old, new, itertools.repeat(more)))
 
 
@@ -227,10 +228,11 @@ def _same_launch(old: str, new: str, any_more: bool) -> bool:
         return old == new
     fewer, more = sorted((ast.literal_eval(one["given"]) for one in (was, now)), key=len)
     if any_more:
-        fewer, more = (["None" if NULL.fullmatch(one) else one for one in given] for given in (fewer, more))
+        fewer, more = ({n: "None" if NULL.fullmatch(v) else v for n, v in given.items()} for given in (fewer, more))
     ends = [was[part] == now[part] for part in ("grid", "options")]
-    rest = [] if any_more else more[len(fewer) :]
-    return all(ends) and more[: len(fewer)] == fewer and all(map(UNREAD.fullmatch, rest))
+    rest = [] if any_more else [more[name] for name in more.keys() - fewer.keys()]
+    same = all(name in more and more[name] == value for name, value in fewer.items())
+    return all(ends) and same and all(map(UNREAD.fullmatch, rest))
 
 
 def unlike(old: list[str], new: list[str]) -> list[str]:

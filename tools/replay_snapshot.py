@@ -305,8 +305,8 @@ def launches(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def in_words(call: Any) -> str:
-    """The grid, and what the kernel is given in its order; names of parameters and constants are the compiler's."""
-    given = [plainly(call.arguments[name]) for name in call.kernel.arg_names if name in call.arguments]
+    """The grid, and what the kernel is given, by the names of its parameters; constants are the compiler's."""
+    given = {name: plainly(call.arguments[name]) for name in call.kernel.arg_names if name in call.arguments}
     return f"{call.grid} {given} {sorted(call.options.items())} cluster={call.cluster}"
 
 

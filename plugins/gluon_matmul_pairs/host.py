@@ -156,9 +156,9 @@ def _product(problem: Any, config: Mapping[str, Any], cfg: PairFacts, given: Ope
         scales = {"sa_ptr": given.get("scale_a", out), "sb_ptr": given.get("scale_b", out)}
         arguments |= {**scales, **steps, "rows": m, "columns": n}
     else:
-        (full, rest), ways = rounds(problem, config), config["WAYS"]
-        arguments |= {"whole": full, "ways": ways, "sums_ptr": sums}
-        items = full + rest * ways
+        arguments |= {"ways": config["WAYS"], "sums_ptr": sums}
+        full, rest = rounds(problem, config)
+        items = full + rest * config["WAYS"]
     options = {"num_warps": 4, "launch_pdl": True}
     programs, together = min(items, problem.target.sm_count // 2), 2 if cfg.SHARED else 1
     by_eights = {"cfg": cfg if cfg.SHARED else replace(cfg, WHOLE=False)}

@@ -284,11 +284,10 @@ def _run(KIND: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
         )
 
 
-@gluon.jit(do_not_specialize=["high", "wide", "blocks", "whole", "ways"])
-def matmul_pairs_of_tiles(
-    first_desc, second_desc, c_desc, high, wide, blocks, whole, ways, sums_ptr, cfg: gl.constexpr
-):
-    _run(first_desc.dtype, (high, wide, blocks, whole, ways), sums_ptr, (), cfg)
+@gluon.jit(do_not_specialize=["high", "wide", "blocks", "ways"])
+def matmul_pairs_of_tiles(first_desc, second_desc, c_desc, high, wide, blocks, ways, sums_ptr, cfg: gl.constexpr):
+    pairs = gl.num_programs(0) // 2  # of CTAs: all that run at once, where there are full rounds
+    _run(first_desc.dtype, (high, wide, blocks, high * wide // pairs * pairs, ways), sums_ptr, (), cfg)
 
 
 @gluon.jit(do_not_specialize=["high", "wide", "blocks", "s_am", "s_bn", "rows", "columns"])

@@ -75,7 +75,7 @@ def test_each_tile_of_8_bits(at):
 
 
 cuda = gpu_for(matmul_pairs_of_tiles, matmul_exact_pairs)
-FORMATS = (*("128s", "i", "i", "q", "q") * 3, *"iiiii", "q")
+FORMATS = (*("128s", "i", "i", "q", "q") * 3, *"iiii", "q")
 """Of its parameters; the kernel's own instructions look for maps at 0, 5 and 10."""
 
 

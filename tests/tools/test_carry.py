@@ -117,9 +117,9 @@ def test_a_variant_is_the_same_only_where_launches_and_builds_are(monkeypatch, t
     "more, alike",
     [(["0.0"], True), (["1", "-2e-05", "None"], True), ([], True), (["out"], False), (["0.0", "k"], False)],
 )
-def test_numbers_at_the_end_of_one_side_are_left_to_the_machine_code(more, alike):
+def test_numbers_that_one_side_alone_gives_are_left_to_the_machine_code(more, alike):
     def launch(*given, grid="(1,)", warps=4):
-        return f"{grid} {list(given)} [('num_warps', {warps})] cluster=1"
+        return f"{grid} {dict(zip('abcdef', given, strict=False))} [('num_warps', {warps})] cluster=1"
 
     arguments = ["PerCall('x')", "8"]
     old, new = launch(*arguments), launch(*arguments, *more)
@@ -129,6 +129,8 @@ def test_numbers_at_the_end_of_one_side_are_left_to_the_machine_code(more, alike
     assert not carry.same_launches([old], [launch(*arguments, *more, grid="(2,)")])
     assert not carry.same_launches([old], [launch(*arguments, *more, warps=8)])
     assert not carry.same_launches([old], [old, old]) and not carry.same_launches([old], None)
+    turned = old.replace("'a'", "'z'")
+    assert turned != old and not carry.same_launches([old], [turned], more=True)  # each has a name of its own
 
 
 def test_where_launches_may_differ_theirs_keep_the_old_hash(monkeypatch, tmp_path, journal):
