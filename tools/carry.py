@@ -27,7 +27,7 @@ host besides (copies, choosing configs) is not compared: see `make replay`.
 
 With `--where-loops-alike` machine code may differ outside of loops, and in where something lies in shared memory, and
 one side may give a kernel more, whatever it is, and None for a null pointer: each of the innermost loops that
-multiply is to have the same products and as many instructions, to 0.5%. For a change of what a kernel sets up, or of
+multiply is to have the same products and as many instructions, to 0.5% or one of 50. For a change of what a kernel sets up, or of
 what comes before it and after.
 """
 
@@ -61,7 +61,7 @@ LITTLE = 256
 """Bytes of shared memory, of which an SM has 228 KiB in portions of 1 KiB."""
 
 FEW = 0.005
-"""Of a loop's instructions, which may be others: two zeroes made by one instruction, say, or by two."""
+"""Of a loop's instructions, or one of 50, which may be others: two zeroes made by one instruction, say, or by two."""
 
 LAUNCH = re.compile(r"(?P<grid>.*?) (?P<given>\{.*\}) (?P<options>\[[^\[\]]*\] cluster=\d+)")
 """As replay_snapshot.py has it in words."""
@@ -199,7 +199,7 @@ def same_loops(old: str, new: str) -> bool:
 
 
 def _same_loop(old: Loop, new: Loop) -> bool:
-    few = FEW * old.instructions
+    few = max(FEW * old.instructions, old.instructions >= 50)
     return old.tensor_core == new.tensor_core and abs(old.instructions - new.instructions) <= few
 
 
