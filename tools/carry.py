@@ -27,8 +27,8 @@ host besides (copies, choosing configs) is not compared: see `make replay`.
 
 With `--where-loops-alike` machine code may differ outside of loops, and in where something lies in shared memory, and
 one side may give a kernel more, whatever it is, and None for a null pointer: each of the innermost loops that
-multiply is to have the same products and as many instructions, to 0.5% or one of 50. For a change of what a kernel sets up, or of
-what comes before it and after.
+multiply is to have the same products and as many instructions, to 0.5% or one of 50. For a change of what a kernel sets
+up, or of what comes before it and after.
 """
 
 from __future__ import annotations
