@@ -102,8 +102,8 @@ def pooled_config_trees(
     coordinates = tuple(dict.fromkeys(name for names, _ in kinds for name in names))
     each = [_by_variant(shapes) for _, shapes in kinds]
     found = {}
-    every = {name for own in each for name in own}
-    for name in sorted(every if asked is None else every & set(asked)):
+    names = {name for own in each for name in own}
+    for name in sorted(names if asked is None else names & set(asked)):
         several = [own[name] for own in each if len(own.get(name, ())) >= LEAST]
         if len(several) > 1:
             pairs = enumerate((place, timed) for own in several for place, timed in own.items())
