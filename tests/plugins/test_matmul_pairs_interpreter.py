@@ -19,7 +19,7 @@ if INTERPRETED:
             (200, 264, dict(high=128, width=104, pair=1, swap=True, ways=5)),
             (129, 40, dict(high=256, width=48, pair=2, swap=True, ways=33)),
             (300, 8, dict(high=192, width=128, pair=2, ways=17)),
-            (2600, 1104, dict(high=128, width=96, pair=2, ways=3, full=True)),
+            (2600, 1016, dict(high=128, width=96, pair=2, ways=3, full=True)),
             (1100, 2600, dict(high=64, width=136, pair=1, swap=True, ways=4, turns=True, full=True)),
         ],
     )
