@@ -66,17 +66,19 @@ def asked_of(
     Of a variant that guesses no costs that is its own first config, and its fastest here alone. Of one that does, but
     was measured with an earlier source, and of one whose first config was not timed since, it is the fastest alone: it
     tells how good the variant is, not which config is. A variant whose first config was timed on shapes enough
-    (`settled`) is judged by those: what the best of many earlier configs took is less than it will take. Of one whose
-    configs trees tell (`told`) it is the fastest, which runs where the shape itself was measured.
+    (`settled`) is judged by those: what the best of many earlier configs took is less than it will take, and more where
+    the config that came first since is better. Of one whose configs trees tell (`told`) it is the fastest, which runs
+    where the shape itself was measured.
     """
     variants = catalog.get().variants
     timed = candidates(case, settings)
     chooses = {name for name in firsts if name in variants and variants[name].cost is not None}
     own = {name: first for name, (first, _) in firsts.items() if name not in chooses}
     stale = {e.variant for e in timed if e.variant in sources and e.fingerprint != sources[e.variant]}
+    untimed = {name for name, (_, is_today) in firsts.items() if not is_today}
     stale -= {name for name in own if firsts[name][1]}
     own |= {name: min((e for e in timed if e.variant == name), key=lambda e: e.ms) for name in {*stale, *told}}
-    gone = (stale & set(settled)) - chooses
+    gone = ((stale | untimed) & set(settled)) - chooses
     kept = [e for e in timed if e.variant not in gone and own.get(e.variant) in (None, e)]
     kept += [e for e in case.entries.values() if is_wrong(e) and not excluded(e.variant, settings)]
     untold = [name for name in own if name not in stale and name not in told]
