@@ -83,7 +83,7 @@ def _one_block(acc, it, ring, FIRST: gl.constexpr, SECOND: gl.constexpr, cfg: gl
     for unit in gl.static_range(UNITS):
         sums = waited(_fresh(stage + FIRST + unit * 512, stage + SECOND, cfg), 0, 1, cfg.WIDTH)
         if unit == UNITS - 1:
-            release_in_both(empty, lane, cfg.PAIR != 0)
+            release_in_both(empty, lane, cfg.SHARED)
         acc = _added(acc, sums, unit, cfg)
     return acc
 
@@ -100,10 +100,10 @@ def multiplied(acc, it, count, ring, FIRST: gl.constexpr, SECOND: gl.constexpr, 
             also_empty, stage = _arrived(it + 1, bars, base, cfg)
             two = _fresh(stage + FIRST, stage + SECOND, cfg)
             one = waited(one, 1, 1, cfg.WIDTH)
-            release_in_both(empty, lane, cfg.PAIR != 0)
+            release_in_both(empty, lane, cfg.SHARED)
             acc = _added(acc, one, 0, cfg)
             two = waited(two, 0, 1, cfg.WIDTH)
-            release_in_both(also_empty, lane, cfg.PAIR != 0)
+            release_in_both(also_empty, lane, cfg.SHARED)
             acc = _added(acc, two, 0, cfg)
             it += 2
         if count % 2 == 1:

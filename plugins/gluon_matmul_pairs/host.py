@@ -37,6 +37,8 @@ class PairFacts:
     WHOLE: bool  # a box brings all rows of its factor, else 8
     DTYPE: str
     OUT: str
+    BIAS: bool
+    ACT: str
     EXACT: ClassVar[bool] = False
     DEPTH: ClassVar[int] = 64  # elements of K in a block: 128 bytes
 
@@ -102,6 +104,8 @@ def switches(problem: Any, config: Mapping[str, Any]) -> PairFacts:
         WHOLE=True,
         DTYPE=_KINDS[problem.dtype],
         OUT=_KINDS[problem.out_dtype],
+        BIAS=problem.bias,
+        ACT=problem.activation,
     )
     if exact(problem):
         ahead = facts.UNITS == 1 and width <= _WIDEST_AHEAD
@@ -149,12 +153,14 @@ def _product(problem: Any, config: Mapping[str, Any], cfg: PairFacts, given: Ope
         "high": high,
         "wide": wide,
         "blocks": triton.cdiv(k, cfg.DEPTH),
+        "bias_ptr": given.get("bias", out),
+        "columns": n,
     }
     items = high * wide
     if cfg.EXACT:
         steps = dict(zip(("s_am", "s_bn"), scale_strides(given), strict=True))
         scales = {"sa_ptr": given.get("scale_a", out), "sb_ptr": given.get("scale_b", out)}
-        arguments |= {**scales, **steps, "rows": m, "columns": n}
+        arguments |= {**scales, **steps, "rows": m}
     else:
         arguments |= {"ways": config["WAYS"], "sums_ptr": sums}
         full, rest = rounds(problem, config)
@@ -177,9 +183,11 @@ def _sum(problem: Any, config: Mapping[str, Any], cfg: PairFacts, given: Operand
     m, n, _, _ = sizes_of(given)
     high, wide = pairs(problem, config)
     (full, rest), ways = rounds(problem, config), config["WAYS"]
+    out = out_of(problem, given)
     arguments = {
         "sums_ptr": sums,
-        "c_ptr": out_of(problem, given),
+        "c_ptr": out,
+        "bias_ptr": given.get("bias", out),
         "m": m,
         "eights": n // 8,
         "high": high,
@@ -191,6 +199,7 @@ def _sum(problem: Any, config: Mapping[str, Any], cfg: PairFacts, given: Operand
         "broad": cfg.WIDTH * (2 if cfg.PAIR == 1 else 1),
     }
     constants = {"SWAP": cfg.SWAP, "AT_ONCE": min(triton.next_power_of_2(ways), MOST_AT_ONCE), "PDL": True}
+    constants |= {"BIAS": cfg.BIAS, "ACT": cfg.ACT}
     grid = (2 * cfg.HIGH * cfg.WIDTH // (ROWS.value * COLUMNS.value), rest)
     return Call(add_parts, grid, arguments, constants, {"num_warps": 4, "launch_pdl": True})
 

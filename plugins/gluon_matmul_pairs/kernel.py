@@ -60,6 +60,7 @@ about 3%). Ratios of the best of up to ten tiles to cuBLAS / to the best of thre
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
+from registry.plugins.gluon_matmul_pairs.epilogue import bias_of
 from registry.plugins.gluon_matmul_pairs.exact import multiplied, scaled
 from registry.plugins.gluon_matmul_pairs.parts import corner_of, items_of, part_of, place_of, put
 from registry.plugins.gluon_matmul_pairs.store import parameter, places_of, store, stored
@@ -112,7 +113,7 @@ def _own(cfg: gl.constexpr):
 
 
 @gluon.jit
-def _consumer(G: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
+def _consumer(G: gl.constexpr, sizes, sums, scales, bias, cfg: gl.constexpr):
     blocks = sizes[2]
     ROWS: gl.constexpr = 0 if cfg.TURNS else G * cfg.UNITS * 64  # this consumer's first of a tile
     FIRST: gl.constexpr = ROWS * 8  # of a stage, in units of 16 bytes
@@ -141,6 +142,8 @@ def _consumer(G: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
         if cfg.TURNS:  # or the parity of a stage's barrier would be that of an earlier round
             wait_at(_turn(bars, G), (own & 1) ^ (1 - G))
             own += 1
+        row, column = _corner(pair, sizes, cfg)
+        held = bias_of(bias, row + down, column + across, cfg)  # long before it is asked for
         acc = zeros(cfg.UNITS, cfg.WIDTH)
         if cfg.EXACT:
             acc, it = multiplied(acc, it, count, (bars, base, lane), FIRST, SECOND, cfg)
@@ -160,10 +163,10 @@ def _consumer(G: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
                 release_in_both(_turn(bars, 1 - G), lane, False)
             acc = waited(acc, 0, cfg.UNITS, cfg.WIDTH)
             release_in_both(bars + 16 * last + 8, lane, cfg.SHARED)
-        row, column = _corner(pair, sizes, cfg)
+        row, column = _corner(pair, sizes, cfg)  # again: kept, it would take registers from accumulators
         if cfg.SPLIT and cfg.STORES:
             if part < 0:
-                store(acc, row + down, column + across, buffers, places, cfg)
+                store(acc, row + down, column + across, held, buffers, places, cfg)
             else:
                 put(acc, down, across, place_of(pair, part, sizes), sums, cfg)
         elif cfg.SPLIT:
@@ -171,7 +174,7 @@ def _consumer(G: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
         else:
             if cfg.EXACT:
                 acc = scaled(acc, row + down, column + across, scales, cfg)
-            store(acc, row + down, column + across, buffers, places, cfg)
+            store(acc, row + down, column + across, held, buffers, places, cfg)
         if cfg.TURNS:
             it += part_of(item + step // 2, sizes, cfg.SPLIT)[2]
     if cfg.STORES:
@@ -223,7 +226,7 @@ def _producer(sizes, cfg: gl.constexpr):
 
 
 @gluon.jit
-def _run(KIND: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
+def _run(KIND: gl.constexpr, sizes, sums, scales, bias, cfg: gl.constexpr):
     eight: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, cfg.DEPTH], KIND)
     RING: gl.constexpr = cfg.STAGES * cfg.STAGE
     BUFFERS: gl.constexpr = cfg.CONSUMERS * cfg.UNITS * cfg.STORES * cfg.PIECE // 8
@@ -239,9 +242,9 @@ def _run(KIND: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
     if cfg.SHARED and cfg.CONSUMERS == 3:
         gl.warp_specialize(
             [
-                (_consumer, (0, sizes, sums, scales, cfg)),
-                (_consumer, (1, sizes, sums, scales, cfg)),
-                (_consumer, (2, sizes, sums, scales, cfg)),
+                (_consumer, (0, sizes, sums, scales, bias, cfg)),
+                (_consumer, (1, sizes, sums, scales, bias, cfg)),
+                (_consumer, (2, sizes, sums, scales, bias, cfg)),
                 (_producer, (sizes, cfg)),
                 (bystander, ()),
                 (bystander, ()),
@@ -252,9 +255,9 @@ def _run(KIND: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
     elif cfg.CONSUMERS == 3:
         gl.warp_specialize(
             [
-                (_consumer, (0, sizes, sums, scales, cfg)),
-                (_consumer, (1, sizes, sums, scales, cfg)),
-                (_consumer, (2, sizes, sums, scales, cfg)),
+                (_consumer, (0, sizes, sums, scales, bias, cfg)),
+                (_consumer, (1, sizes, sums, scales, bias, cfg)),
+                (_consumer, (2, sizes, sums, scales, bias, cfg)),
                 (_producer, (sizes, cfg)),
             ],
             [4, 4, 1],
@@ -263,8 +266,8 @@ def _run(KIND: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
     elif cfg.SHARED:
         gl.warp_specialize(
             [
-                (_consumer, (0, sizes, sums, scales, cfg)),
-                (_consumer, (1, sizes, sums, scales, cfg)),
+                (_consumer, (0, sizes, sums, scales, bias, cfg)),
+                (_consumer, (1, sizes, sums, scales, bias, cfg)),
                 (_producer, (sizes, cfg)),
                 (bystander, ()),
                 (bystander, ()),
@@ -275,8 +278,8 @@ def _run(KIND: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
     else:
         gl.warp_specialize(
             [
-                (_consumer, (0, sizes, sums, scales, cfg)),
-                (_consumer, (1, sizes, sums, scales, cfg)),
+                (_consumer, (0, sizes, sums, scales, bias, cfg)),
+                (_consumer, (1, sizes, sums, scales, bias, cfg)),
                 (_producer, (sizes, cfg)),
             ],
             [4, 1],
@@ -284,15 +287,32 @@ def _run(KIND: gl.constexpr, sizes, sums, scales, cfg: gl.constexpr):
         )
 
 
-@gluon.jit(do_not_specialize=["high", "wide", "blocks", "ways"])
-def matmul_pairs_of_tiles(first_desc, second_desc, c_desc, high, wide, blocks, ways, sums_ptr, cfg: gl.constexpr):
+@gluon.jit(do_not_specialize=["high", "wide", "blocks", "ways", "columns"])
+def matmul_pairs_of_tiles(
+    first_desc, second_desc, c_desc, high, wide, blocks, ways, sums_ptr, bias_ptr, columns, cfg: gl.constexpr
+):
     pairs = gl.num_programs(0) // 2  # of CTAs: all that run at once, where there are full rounds
-    _run(first_desc.dtype, (high, wide, blocks, high * wide // pairs * pairs, ways), sums_ptr, (), cfg)
+    sizes = (high, wide, blocks, high * wide // pairs * pairs, ways)
+    _run(first_desc.dtype, sizes, sums_ptr, (), (bias_ptr, columns), cfg)
 
 
 @gluon.jit(do_not_specialize=["high", "wide", "blocks", "s_am", "s_bn", "rows", "columns"])
 def matmul_exact_pairs(
-    first_desc, second_desc, c_desc, high, wide, blocks, sa_ptr, sb_ptr, s_am, s_bn, rows, columns, cfg: gl.constexpr
+    first_desc,
+    second_desc,
+    c_desc,
+    high,
+    wide,
+    blocks,
+    sa_ptr,
+    sb_ptr,
+    s_am,
+    s_bn,
+    rows,
+    columns,
+    bias_ptr,
+    cfg: gl.constexpr,
 ):
     """Of 8-bit floats, with scales."""
-    _run(gl.int8, (high, wide, blocks, 0, 1), (), (sa_ptr, sb_ptr, s_am, s_bn, rows, columns), cfg)
+    scales = (sa_ptr, sb_ptr, s_am, s_bn, rows, columns)
+    _run(gl.int8, (high, wide, blocks, 0, 1), (), scales, (bias_ptr, columns), cfg)

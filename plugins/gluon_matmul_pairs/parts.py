@@ -14,6 +14,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from registry.toolbox.arithmetic import activate
 from registry.toolbox.wgmma import four_of, lanes
 
 
@@ -101,6 +102,7 @@ MOST_AT_ONCE = 16
 def add_parts(
     sums_ptr,
     c_ptr,
+    bias_ptr,
     m,
     eights,
     high,
@@ -113,9 +115,11 @@ def add_parts(
     SWAP: tl.constexpr,
     AT_ONCE: tl.constexpr,
     PDL: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACT: tl.constexpr,
 ):
     """C, which has 8 * eights columns, out of the sums of all ranges of pairs of tiles, tall x broad, so many of which
-    are loaded at once."""
+    are loaded at once, with bias and activation."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -134,9 +138,10 @@ def add_parts(
         at += AT_ONCE * step
     rows, columns = row * tall + down, column * broad + across
     if SWAP:
-        seen = (rows < n) & (columns < m)
-        c = c_ptr + columns.to(tl.int64) * n + rows
-    else:
-        seen = (rows < m) & (columns < n)
-        c = c_ptr + rows.to(tl.int64) * n + columns
+        rows, columns = columns, rows
+    seen = (rows < m) & (columns < n)
+    c = c_ptr + rows.to(tl.int64) * n + columns
+    if BIAS:
+        found += tl.load(bias_ptr + columns, mask=columns < n, other=0.0).to(tl.float32)
+    found = activate(found, ACT)
     tl.store(c, found.to(c_ptr.dtype.element_ty), mask=seen)

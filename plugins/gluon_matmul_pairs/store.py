@@ -1,12 +1,13 @@
-"""Finished accumulators through buffers in shared memory (stmatrix) and by TMA to C."""
+"""Accumulators, with bias and activation, through buffers in shared memory (stmatrix) and by TMA to C."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
+from registry.plugins.gluon_matmul_pairs.epilogue import finished
 from registry.toolbox.hopper import group_barrier
-from registry.toolbox.wgmma import four_of, lanes
+from registry.toolbox.wgmma import lanes
 
 
 @gluon.constexpr_function
@@ -109,18 +110,17 @@ def places_of(cfg: gl.constexpr):
 
 
 @gluon.jit
-def _keep(acc, PIECE: gl.constexpr, at, places, cfg: gl.constexpr):
+def _keep(acc, PIECE: gl.constexpr, held, at, places, cfg: gl.constexpr):
     """A piece of the accumulators, by its number, to the buffer at `at`."""
     thread, mine, swizzled = places
     UNITS: gl.constexpr = cfg.UNITS
     COLUMNS: gl.constexpr = _columns(PIECE, cfg)
     SIXTEENS: gl.constexpr = COLUMNS // 16
     FIRST: gl.constexpr = PIECE * (cfg.PIECE // 8)
-    EIGHTS: gl.constexpr = cfg.WIDTH // 8
     for unit in gl.static_range(UNITS):
         for j in gl.static_range(SIXTEENS):
-            first = four_of(acc, unit * EIGHTS + FIRST + 2 * j)
-            second = four_of(acc, unit * EIGHTS + FIRST + 2 * j + 1)
+            first = finished(acc, unit, FIRST + 2 * j, held, cfg)
+            second = finished(acc, unit, FIRST + 2 * j + 1, held, cfg)
             gl.inline_asm_elementwise(
                 _keep_asm(cfg.OUT, cfg.SWAP, 2 * j),
                 "=r,r,r,f,f,f,f,f,f,f,f",
@@ -133,7 +133,8 @@ def _keep(acc, PIECE: gl.constexpr, at, places, cfg: gl.constexpr):
             gl.inline_asm_elementwise(
                 _keep_last_asm(cfg.OUT, 2 * SIXTEENS),
                 "=r,r,r,f,f,f,f",
-                (at + unit * (128 * cfg.PIECE) + mine, swizzled) + four_of(acc, unit * EIGHTS + FIRST + 2 * SIXTEENS),
+                (at + unit * (128 * cfg.PIECE) + mine, swizzled)
+                + finished(acc, unit, FIRST + 2 * SIXTEENS, held, cfg),
                 dtype=gl.int32,
                 is_pure=False,
                 pack=1,
@@ -141,8 +142,9 @@ def _keep(acc, PIECE: gl.constexpr, at, places, cfg: gl.constexpr):
 
 
 @gluon.jit
-def store(acc, high, wide, buffers, places, cfg: gl.constexpr):
-    """One consumer's accumulators, whose corner is at (high, wide) of the product of the first factor by the second."""
+def store(acc, high, wide, held, buffers, places, cfg: gl.constexpr):
+    """One consumer's accumulators, whose corner is at (high, wide) of the product of the first factor by the second;
+    `held`: what it has of the bias."""
     thread, _, _ = places
     UNITS: gl.constexpr = cfg.UNITS
     STORES: gl.constexpr = cfg.STORES
@@ -159,7 +161,7 @@ def store(acc, high, wide, buffers, places, cfg: gl.constexpr):
         group_barrier()
         for number in gl.static_range(STORES):
             if turn * STORES + number < PIECES:
-                _keep(acc, turn * STORES + number, buffers + number * (UNITS * UNIT), places, cfg)
+                _keep(acc, turn * STORES + number, held, buffers + number * (UNITS * UNIT), places, cfg)
         gl.inline_asm_elementwise(_VISIBLE, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
         group_barrier()
         for number in gl.static_range(STORES):

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from compiled import instructions, resources
+from compiled import instructions, mentions, resources
 from launch_support import needs_fake_cuda
 from products import call_of, declared_configs_are_legal, fitting, gpu_for, launched, meetings, product
 
@@ -44,9 +44,11 @@ def test_each_tile(at):
     pair = 1 if width % 16 or (swap and high < 192) or at % 3 == 0 else 2
     chosen = config(high, width, pair, swap, ways=ways, turns=turns, full=full)
     sizes = (192, 1024) if ways == 4 else (4096, 4104)
-    p = problem(*sizes, dtype=("bfloat16", "float16")[at // 2 % 2])
+    ends = ({}, {"bias": True, "activation": "gelu"}, {"bias": True}, {"activation": "silu"})[at % 5 % 4]
+    p = problem(*sizes, dtype=("bfloat16", "float16")[at // 2 % 2], **ends)
     found, cfg = fitting(VARIANT, p, chosen)
-    assert not found.spills and len(VARIANT.builds(p, chosen)) == 1 + (ways > 1)
+    spills_once_a_tile = (high, width, swap, cfg.ACT, cfg.BIAS) == (256, 192, False, "silu", False)
+    assert (found.spills == 0) != spills_once_a_tile and len(VARIANT.builds(p, chosen)) == 1 + (ways > 1)
     asked, registers = instructions(found), {24, 160, 168} if cfg.CONSUMERS == 3 else {24, 240}
     assert asked["wgmma"] % (4 * cfg.CONSUMERS * cfg.UNITS) == 0 and asked["TMA load"] == 2
     assert registers < set(found.setmaxnreg)
@@ -67,7 +69,7 @@ EXACT_TILES = sorted({one["WIDTH"] for one in candidates(of_8_bits())})
 def test_each_tile_of_8_bits(at):
     """Blocks of K begin anew, and what they and the accumulators take stays in registers."""
     more = ({}, {"dtype": "float8_e5m2", "out_dtype": "float16"}, {"scaling": "scalar"}, {"scaling": ""})[at % 4]
-    p = of_8_bits(**more)
+    p = of_8_bits(**more, **({"bias": True, "activation": "gelu"} if at % 2 else {}))
     chosen = next(one for one in candidates(p) if one["WIDTH"] == EXACT_TILES[at])
     found, cfg = fitting(VARIANT, p, chosen)
     assert not found.spills and instructions(found)["wgmma"] == 2 * 4 * cfg.UNITS * (3 if cfg.AHEAD else 1)
@@ -75,7 +77,7 @@ def test_each_tile_of_8_bits(at):
 
 
 cuda = gpu_for(matmul_pairs_of_tiles, matmul_exact_pairs)
-FORMATS = (*("128s", "i", "i", "q", "q") * 3, *"iiii", "q")
+FORMATS = (*("128s", "i", "i", "q", "q") * 3, *"iiiiqqi")
 """Of its parameters; the kernel's own instructions look for maps at 0, 5 and 10."""
 
 
@@ -101,7 +103,7 @@ def test_pairs_are_clusters_and_bring_half_of_what_they_share(cuda, m, n, chosen
     assert (programs, cluster) == (grid, 2) and found in (boxes, None)
 
 
-EXACT_FORMATS = (*("128s", "i", "i", "q", "q") * 3, *"iii", "q", "q", *"iiii")
+EXACT_FORMATS = (*("128s", "i", "i", "q", "q") * 3, *"iiiqqiiiiq")
 
 
 @needs_fake_cuda
@@ -119,15 +121,18 @@ def test_the_ordinary_launch_has_single_ctas(cuda):
         call.plain()
 
 
-def test_a_kernel_that_is_launched_alone_meets_nobody():
-    """`barrier.cluster` of a launch without clusters takes the hardware barrier of the default partition."""
-    p = problem()
+@pytest.mark.parametrize("p", [problem(), of_8_bits(), of_8_bits(k=64)], ids=["16 bits", "8 bits", "one block of 8"])
+def test_a_kernel_that_is_launched_alone_meets_nobody(p):
+    """`barrier.cluster` of a launch without clusters takes the hardware barrier of the default partition, and there is
+    no other CTA at whose barriers to arrive."""
     call = call_of(host, p, config(128, 128, 2))
-    assert meetings(resources(call.build(p.target), p.target)) >= 4
+    together = resources(call.build(p.target), p.target)
+    assert meetings(together) >= 4 and mentions(together, "mapa")
     alone = call.alone()
     for constants in (alone.constants, alone.if_plain_maps):
         build = Build.of(call.kernel, alone.example(), constants=constants, options=call.options, arch=p.target)
-        assert meetings(resources(build, p.target)) == 0
+        found = resources(build, p.target)
+        assert meetings(found) == mentions(found, "mapa") == 0
 
 
 def test_declared_configs_are_legal():
@@ -139,7 +144,7 @@ def test_declared_configs_are_legal():
 
 @pytest.mark.parametrize(
     "more",
-    [{"m": 64}, {"m": 128, "k": 960}, {"n": 4090}, {"layout": "nn"}, {"dtype": "float32"}, {"bias": True}, {"b": 2}]
+    [{"m": 64}, {"m": 128, "k": 960}, {"n": 4090}, {"layout": "nn"}, {"dtype": "float32"}, {"b": 2}]
     + [{"scaling": "rowwise"}],
 )
 def test_what_is_refused(more):

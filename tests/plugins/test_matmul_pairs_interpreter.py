@@ -12,6 +12,7 @@ from again import INTERPRETED
 if INTERPRETED:
     import interpreter  # noqa: F401 (mends what the interpreter lacks)
 
+    @pytest.mark.parametrize(("bias", "activation"), [(None, ""), (torch.bfloat16, "relu"), (torch.float32, "silu")])
     @pytest.mark.parametrize(
         ("m", "n", "chosen"),
         [
@@ -23,10 +24,11 @@ if INTERPRETED:
             (1100, 2600, dict(high=64, width=136, pair=1, swap=True, ways=4, turns=True, full=True)),
         ],
     )
-    def test_sums_are_added_and_turned(m, n, chosen):
+    def test_sums_are_added_and_turned(m, n, chosen, bias, activation):
         """Of the tiles of the last round; what lies beyond the product holds NaN, and so does C where nobody writes."""
         from registry import Target
         from registry.ops.matmul.problem import MatmulProblem
+        from registry.ops.parts.products import activate
         from registry.plugins.gluon_matmul_pairs import config, host
         from registry.plugins.gluon_matmul_pairs.parts import COLUMNS, ROWS, add_parts
 
@@ -44,11 +46,14 @@ if INTERPRETED:
             sums[:, place, :down, :across] = found = torch.randn(ways, down, across)
             want[row * tall :, column * broad :][:down, :across] = found.sum(0)
         want = want[:first, :second].t() if one["SWAP"] else want[:first, :second]
+        added = torch.randn(n).to(bias or torch.float32)
+        want = activate(want + added.float(), activation) if bias else want
         c = torch.full((m + 1, n), float("nan"), dtype=torch.bfloat16)
         grid = (tall * broad // (ROWS.value * COLUMNS.value), rest)
         sizes = (m, n // 8, high, wide, one["GROUP"], full, ways, tall, broad)
         at_once = min(16, 1 << (ways - 1).bit_length())
-        add_parts[grid](sums, c, *sizes, SWAP=one["SWAP"], AT_ONCE=at_once, PDL=False)
+        ends = {"BIAS": bias is not None, "ACT": activation}
+        add_parts[grid](sums, c, added, *sizes, SWAP=one["SWAP"], AT_ONCE=at_once, PDL=False, **ends)
         assert torch.allclose(c[:m].float(), want, rtol=1e-2, atol=1e-2, equal_nan=True)
         assert c[m].isnan().all() and (full or not c[:m].isnan().any())
 
