@@ -1,4 +1,4 @@
-"""What earlier configs of a variant tell of it: as much as there is, until its first config of today was timed enough."""
+"""What earlier configs of a variant tell of it: what there is, until its first config of today was timed enough."""
 
 from __future__ import annotations
 
