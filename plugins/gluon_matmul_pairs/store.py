@@ -133,8 +133,7 @@ def _keep(acc, PIECE: gl.constexpr, held, at, places, cfg: gl.constexpr):
             gl.inline_asm_elementwise(
                 _keep_last_asm(cfg.OUT, 2 * SIXTEENS),
                 "=r,r,r,f,f,f,f",
-                (at + unit * (128 * cfg.PIECE) + mine, swizzled)
-                + finished(acc, unit, FIRST + 2 * SIXTEENS, held, cfg),
+                (at + unit * (128 * cfg.PIECE) + mine, swizzled) + finished(acc, unit, FIRST + 2 * SIXTEENS, held, cfg),
                 dtype=gl.int32,
                 is_pure=False,
                 pack=1,
