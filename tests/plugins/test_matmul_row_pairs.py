@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from compiled import instructions, resources
+from compiled import instructions, mentions, resources
 from launch_support import needs_fake_cuda
 from products import call_of, declared_configs_are_legal, fitting, gpu_for, launched, meetings, product
 
@@ -48,7 +48,8 @@ def test_widest_tiles(m, chosen, more):
 def test_a_kernel_that_is_launched_alone_meets_nobody():
     p = problem(256)
     found = resources(call_of(host, p, config(2, 128, 7, True)).alone().build(p.target), p.target)
-    assert meetings(found) == 0 and not found.spills and found.shared <= p.target.shared_memory
+    assert meetings(found) == mentions(found, "mapa") == 0
+    assert not found.spills and found.shared <= p.target.shared_memory
 
 
 cuda = gpu_for(matmul_row_pairs)
