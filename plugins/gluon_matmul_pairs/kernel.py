@@ -166,7 +166,7 @@ def _consumer(G: gl.constexpr, sizes, sums, scales, bias, cfg: gl.constexpr):
                 release_in_both(_turn(bars, 1 - G), lane, False)
             acc = waited(acc, 0, cfg.UNITS, cfg.WIDTH)
             release_in_both(bars + 16 * last + 8, lane, cfg.SHARED)
-        row, column = _corner(pair, sizes, cfg)  # again: kept, it would take registers from accumulators
+        row, column = _corner(pair, sizes, cfg)  # again: where there is no bias, none of it lives through the product
         if cfg.SPLIT and cfg.STORES:
             if part < 0:
                 store(acc, row + down, column + across, held, buffers, places, cfg)
