@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from compiled import instructions, mentions, resources
+from compiled import instructions, loop_spills, mentions, resources
 from launch_support import needs_fake_cuda
 from products import call_of, declared_configs_are_legal, fitting, gpu_for, launched, meetings, product
 
@@ -47,8 +47,9 @@ def test_each_tile(at):
     ends = ({}, {"bias": True, "activation": "gelu"}, {"bias": True}, {"activation": "silu"})[at % 5 % 4]
     p = problem(*sizes, dtype=("bfloat16", "float16")[at // 2 % 2], **ends)
     found, cfg = fitting(VARIANT, p, chosen)
-    spills_once_a_tile = (high, width, swap, cfg.ACT, cfg.BIAS) == (256, 192, False, "silu", False)
-    assert (found.spills == 0) != spills_once_a_tile and len(VARIANT.builds(p, chosen)) == 1 + (ways > 1)
+    may_spill_once_a_tile = (high, width, swap, cfg.ACT, cfg.BIAS) == (256, 192, False, "silu", False)
+    assert not found.spills or (may_spill_once_a_tile and not loop_spills(found))
+    assert len(VARIANT.builds(p, chosen)) == 1 + (ways > 1)
     asked, registers = instructions(found), {24, 160, 168} if cfg.CONSUMERS == 3 else {24, 240}
     assert asked["wgmma"] % (4 * cfg.CONSUMERS * cfg.UNITS) == 0 and asked["TMA load"] == 2
     assert registers < set(found.setmaxnreg)
