@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from registry import Design, Reason, Requires, Variant, hookimpl
-from registry.ops.matmul.claims import EVERYTHING, HOPPER_ROWS
+from registry.ops.matmul.claims import HOPPER_ROWS
 from registry.plugins.gluon_matmul_pairs import host
 from registry.plugins.gluon_matmul_pairs.cost import candidates, config
 from registry.toolbox.designs import specialised
@@ -70,7 +70,6 @@ def _registers(problem: Any, config: Any) -> int:
 def registry_variants() -> list[Variant]:
     dtypes = (*HOPPER_ROWS["dtypes"], "float8_e4m3fn", "float8_e5m2")
     claims = {**HOPPER_ROWS, "dtypes": dtypes, "promoted": True, "scaling": ("scalar", "rowwise")}
-    claims |= {"bias": True, "activations": EVERYTHING["activations"]}
     requires = Requires(**claims, shared_memory=_shared_memory, registers=_registers, rule=_rule, never=_never)
     return [
         host.HOST.variant(

@@ -29,19 +29,9 @@ _FULL = 3
 """Full rounds after which the last one is worth it."""
 
 
-def config(
-    high: int,
-    width: int,
-    pair: int,
-    swap: bool = False,
-    *,
-    ways: int = 1,
-    turns: bool = False,
-    group: int = 0,
-    full: bool = False,
-) -> dict[str, Any]:
-    """`full`: there are full rounds over the chip before that of the ranges, whose tiles are stored as they are."""
-    return dict(_config(high, width, pair, swap, ways, turns, group, full))
+def config(*said: Any, **named: Any) -> dict[str, Any]:
+    """The config of a tile, said as `_config` says it: one's own, to take apart."""
+    return dict(_config(*said, **named))
 
 
 @functools.lru_cache(1 << 12)
@@ -55,6 +45,7 @@ def _config(
     group: int = 0,
     full: bool = False,
 ) -> dict[str, Any]:
+    """`full`: there are full rounds over the chip before that of the ranges, whose tiles are stored as they are."""
     piece = host.piece(high, width, swap)
     stores = 0 if ways > 1 and not full else 1 if high == 256 or piece > 64 else 2
     room = _ROOM - 1024 - high * stores * piece * (4 if turns else 2)

@@ -21,9 +21,9 @@ flight and release the stage before it, in both CTAs.
 With TURNS each has every other tile: one stores while the other multiplies, which begins when it is told that all
 blocks of the tile before are there. SPLIT: tiles of a last round that they do not fill, be it the only one, have ranges
 of K, summed in float32 and added up after (parts.py). 8-bit floats sum each block of K by itself (exact.py).
-Finished accumulators, with bias and activation (epilogue.py), go, STORES times PIECE columns at once (with SWAP as so
-many rows), through buffers in shared memory (stmatrix) and by TMA to C; the last piece may be smaller, so boxes of C
-have rows that divide both.
+Finished accumulators, with bias and activation (registry.toolbox.finish), go, STORES times PIECE columns at once (with
+SWAP as so many rows), through buffers in shared memory (stmatrix) and by TMA to C; the last piece may be smaller, so
+boxes of C have rows that divide both.
 Programmatic dependent launch. Where not SHARED each CTA of a pair loads all for itself, by eight rows where not WHOLE,
 and stores so: for launches through `kernel[grid]`.
 
@@ -63,7 +63,6 @@ about 3%). Ratios of the best of up to ten tiles to cuBLAS / to the best of thre
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
-from registry.plugins.gluon_matmul_pairs.epilogue import bias_of
 from registry.plugins.gluon_matmul_pairs.exact import multiplied, scaled
 from registry.plugins.gluon_matmul_pairs.parts import corner_of, items_of, part_of, place_of, put
 from registry.plugins.gluon_matmul_pairs.store import parameter, places_of, store, stored
@@ -79,6 +78,7 @@ from registry.toolbox.clusters import (
     wait_at,
     wait_empty,
 )
+from registry.toolbox.finish import bias_of
 from registry.toolbox.hopper import after_previous_kernel, group_barrier
 from registry.toolbox.wgmma import descriptor_of, lanes, multiply, shared_memory, waited, zeros
 

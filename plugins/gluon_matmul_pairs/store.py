@@ -5,7 +5,7 @@
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
-from registry.plugins.gluon_matmul_pairs.epilogue import finished
+from registry.toolbox.finish import finished
 from registry.toolbox.hopper import group_barrier
 from registry.toolbox.wgmma import lanes
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import triton
 
-from registry.ops.matmul.calls import MATMUL, out_of, sizes_of
+from registry.ops.matmul.calls import MATMUL, VECTORS, out_of, sizes_of
 from registry.toolbox.boxes import eights, in_boxes
 from registry.toolbox.call import Call, Host, Operands
 
@@ -27,6 +27,8 @@ class RowPairFacts:
     PAIR: bool
     HALF: int  # columns of b that one CTA of a pair brings
     DTYPE: str
+    BIAS: bool
+    ACT: str
     UNITS: int = 1  # wgmmas of 64 rows of each consumer
 
 
@@ -59,6 +61,8 @@ def _facts(problem: Any, consumers: int, tile: int, stages: int, swap: bool, pai
         PAIR=pair,
         HALF=eights(triton.cdiv(tile, 2)),
         DTYPE={"float16": "fp16", "bfloat16": "bf16"}[problem.dtype],
+        BIAS=problem.bias,
+        ACT=problem.activation,
     )
 
 
@@ -84,6 +88,7 @@ def _call(problem: Any, cfg: RowPairFacts, given: Operands, alone: Callable[[], 
         "pitch": out.strides[0],
         "blocks": triton.cdiv(k, 64),
         "tiles": tiles,
+        "bias_ptr": given.get("bias", out),
     }
     options = {"num_warps": 4, "launch_pdl": True, **({"maxnreg": 232} if cfg.CONSUMERS == 1 else {})}
     together = 2 if cfg.PAIR else 1
@@ -91,4 +96,4 @@ def _call(problem: Any, cfg: RowPairFacts, given: Operands, alone: Callable[[], 
     return Call(matmul_row_pairs, grid, arguments, {"cfg": cfg}, options, {"cfg": cfg}, together, alone)
 
 
-HOST = Host(MATMUL, call)
+HOST = Host(MATMUL, call, contiguous=VECTORS)

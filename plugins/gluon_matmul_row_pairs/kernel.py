@@ -48,6 +48,7 @@ from registry.toolbox.clusters import (
     wait_at,
     wait_empty,
 )
+from registry.toolbox.finish import bias_of
 from registry.toolbox.hopper import after_previous_kernel, group_barrier
 from registry.toolbox.wgmma import descriptor_of, lanes, multiply, shared_memory, waited, zeros
 
@@ -76,7 +77,7 @@ def _top(cfg: gl.constexpr):
 
 
 @gluon.jit
-def _consumer(G: gl.constexpr, sizes, c, cfg: gl.constexpr):
+def _consumer(G: gl.constexpr, sizes, c, bias_ptr, cfg: gl.constexpr):
     tiles, blocks, rows, columns = sizes
     c_ptr, pitch = c
     FIRST: gl.constexpr = G * 64 * 8  # this consumer's rows of a stage, in units of 16 bytes
@@ -93,6 +94,8 @@ def _consumer(G: gl.constexpr, sizes, c, cfg: gl.constexpr):
     begin, end, step = _work(tiles, cfg)
     gl.assume(blocks > 0)  # or ptxas sees accumulators that no wgmma began, and makes every one wait
     for tile in range(begin, end, step):
+        left = tile * (cfg.HIGH if cfg.SWAP else cfg.WIDTH)
+        held = bias_of((bias_ptr, columns), left + G * 64, left, cfg)
         acc = zeros(1, cfg.WIDTH)
         last = it % STAGES
         for i in range(blocks):
@@ -107,7 +110,7 @@ def _consumer(G: gl.constexpr, sizes, c, cfg: gl.constexpr):
             it += 1
         acc = waited(acc, 0, 1, cfg.WIDTH)
         release_in_both(bars + 16 * last + 8, lane, cfg.PAIR)
-        store(acc, G, tile, there, columns, to, pitch, cfg)
+        store(acc, G, tile, there, columns, held, to, pitch, cfg)
 
 
 @gluon.jit
@@ -157,7 +160,7 @@ def _producer(sizes, cfg: gl.constexpr):
 
 
 @gluon.jit(do_not_specialize=["rows", "columns", "pitch", "blocks", "tiles"])
-def matmul_row_pairs(first_desc, second_desc, c_ptr, rows, columns, pitch, blocks, tiles, cfg: gl.constexpr):
+def matmul_row_pairs(first_desc, second_desc, c_ptr, rows, columns, pitch, blocks, tiles, bias_ptr, cfg: gl.constexpr):
     eight: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 64], first_desc.dtype)
     GROUPS: gl.constexpr = cfg.STAGES * cfg.STAGE + cfg.BEYOND
     ring = gl.allocate_shared_memory(first_desc.dtype, [GROUPS + 1, 8, 64], eight)
@@ -170,18 +173,18 @@ def matmul_row_pairs(first_desc, second_desc, c_ptr, rows, columns, pitch, block
     sizes = (tiles, blocks, rows, columns)
     c = (c_ptr, pitch)
     if not cfg.PAIR:
-        gl.warp_specialize([(_consumer, (0, sizes, c, cfg)), (_producer, (sizes, cfg))], [1], [24])
+        gl.warp_specialize([(_consumer, (0, sizes, c, bias_ptr, cfg)), (_producer, (sizes, cfg))], [1], [24])
     elif cfg.CONSUMERS == 1:
         gl.warp_specialize(
-            [(_consumer, (0, sizes, c, cfg)), (_producer, (sizes, cfg)), (bystander, ()), (bystander, ())],
+            [(_consumer, (0, sizes, c, bias_ptr, cfg)), (_producer, (sizes, cfg)), (bystander, ()), (bystander, ())],
             [1, 1, 2],
             [24, 24, 24],
         )
     else:
         gl.warp_specialize(
             [
-                (_consumer, (0, sizes, c, cfg)),
-                (_consumer, (1, sizes, c, cfg)),
+                (_consumer, (0, sizes, c, bias_ptr, cfg)),
+                (_consumer, (1, sizes, c, bias_ptr, cfg)),
                 (_producer, (sizes, cfg)),
                 (bystander, ()),
                 (bystander, ()),

@@ -8,11 +8,12 @@ As few instructions as can be: code that runs once a tile is fetched once a tile
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
-from registry.toolbox.wgmma import four_of, lanes, store_asm
+from registry.toolbox.finish import finished
+from registry.toolbox.wgmma import lanes, store_asm
 
 
 @gluon.jit
-def store(acc, G: gl.constexpr, tile, rows, columns, c_ptr, pitch, cfg: gl.constexpr):
+def store(acc, G: gl.constexpr, tile, rows, columns, held, c_ptr, pitch, cfg: gl.constexpr):
     """One consumer's; `rows` are those of this CTA, from `c_ptr` on."""
     DTYPE: gl.constexpr = c_ptr.dtype.element_ty
     EIGHTS: gl.constexpr = cfg.WIDTH // 8
@@ -35,7 +36,7 @@ def store(acc, G: gl.constexpr, tile, rows, columns, c_ptr, pitch, cfg: gl.const
         gl.inline_asm_elementwise(
             store_asm(DTYPE, cfg.SWAP, j, 8 * j),
             "=r,r,r,l,l,f,f,f,f",
-            (first, second, to, also) + four_of(acc, j),
+            (first, second, to, also) + finished(acc, 0, j, held, cfg),
             dtype=gl.int32,
             is_pure=False,
             pack=1,

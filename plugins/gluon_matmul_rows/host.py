@@ -8,7 +8,7 @@ from typing import Any
 
 import triton
 
-from registry.ops.matmul.calls import MATMUL, out_of, sizes_of
+from registry.ops.matmul.calls import MATMUL, VECTORS, out_of, sizes_of
 from registry.toolbox.boxes import eights, in_boxes
 from registry.toolbox.call import Call, Host, Operands, Zeroes
 from registry.toolbox.launch import StandIn
@@ -31,6 +31,8 @@ class TileFacts:
     SWAP: bool  # columns of b are wgmma's rows
     REGS: int
     DTYPE: str
+    BIAS: bool
+    ACT: str
 
 
 MOST = 256
@@ -60,6 +62,8 @@ def switches(problem: Any, config: Mapping[str, Any]) -> TileFacts:
         SWAP=swap,
         REGS=REGS[consumers],
         DTYPE={"float16": "fp16", "bfloat16": "bf16"}[problem.dtype],
+        BIAS=problem.bias,
+        ACT=problem.activation,
     )
 
 
@@ -92,10 +96,11 @@ def call(problem: Any, config: Mapping[str, Any], given: Operands, scale: float)
         "tiles": tiles,
         "whole": whole,
         "ways": ways,
+        "bias_ptr": given.get("bias", out),
     }
     options = {"num_warps": 4, "launch_pdl": True, **({"maxnreg": 232} if cfg.CONSUMERS == 1 else {})}
     by_eights = {"cfg": replace(cfg, WHOLE=False)}
     return [Call(matmul_rows, (ctas,), arguments, {"cfg": cfg}, options, if_plain_maps=by_eights)]
 
 
-HOST = Host(MATMUL, call)
+HOST = Host(MATMUL, call, contiguous=VECTORS)

@@ -36,6 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from registry.plugins.gluon_matmul_rows.reduce import items_of, part_of, reduce
 from registry.plugins.gluon_matmul_rows.store import store
+from registry.toolbox.finish import bias_of
 from registry.toolbox.hopper import (
     after_previous_kernel,
     barriers,
@@ -51,7 +52,7 @@ from registry.toolbox.wgmma import descriptor_of, multiply, shared_memory, waite
 
 @gluon.jit
 def _consumer(G: gl.constexpr, state, cfg: gl.constexpr):
-    stages, sizes, c, workspace = state
+    stages, sizes, c, workspace, bias_ptr = state
     tiles, whole, blocks, ways, rows, columns = sizes
     FIRST: gl.constexpr = G * cfg.UNITS * 64 * 8  # this consumer's rows of a stage, in units of 16 bytes
     SECOND: gl.constexpr = cfg.HIGH * 8
@@ -61,6 +62,8 @@ def _consumer(G: gl.constexpr, state, cfg: gl.constexpr):
     for item in range(begin, end, step):
         part = part_of(item, tiles, whole, blocks, ways, cfg)
         tile, _, count = part
+        left = tile * cfg.TILE
+        held = bias_of((bias_ptr, columns), left + G * cfg.UNITS * 64, left, cfg)
         acc = zeros(cfg.UNITS, cfg.WIDTH)
         last = slot_of(it, stages)
         for i in range(count):
@@ -81,7 +84,7 @@ def _consumer(G: gl.constexpr, state, cfg: gl.constexpr):
             if not complete:
                 acc, complete = reduce(acc, G, item, part, tiles, whole, blocks, ways, workspace, cfg)
         if complete:
-            store(acc, G, tile, rows, columns, c, cfg)
+            store(acc, G, tile, rows, columns, held, c, cfg)
 
 
 @gluon.jit
@@ -119,7 +122,20 @@ def _producer(loaded, stages, sizes, cfg: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["rows", "columns", "pitch", "blocks", "tiles", "whole", "ways"])
 def matmul_rows(
-    a_desc, b_desc, c_ptr, part_ptr, count_ptr, rows, columns, pitch, blocks, tiles, whole, ways, cfg: gl.constexpr
+    a_desc,
+    b_desc,
+    c_ptr,
+    part_ptr,
+    count_ptr,
+    rows,
+    columns,
+    pitch,
+    blocks,
+    tiles,
+    whole,
+    ways,
+    bias_ptr,
+    cfg: gl.constexpr,
 ):
     eight: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, 64], a_desc.dtype)
     ring = gl.allocate_shared_memory(a_desc.dtype, [cfg.STAGES * cfg.STAGE + cfg.BEYOND, 8, 64], eight)
@@ -128,7 +144,7 @@ def matmul_rows(
     after_previous_kernel()
     sizes = (tiles, whole, blocks, ways, rows, columns)
     loaded = (a_desc, b_desc, ring)
-    state = (stages, sizes, (c_ptr, pitch), (part_ptr, count_ptr))
+    state = (stages, sizes, (c_ptr, pitch), (part_ptr, count_ptr), bias_ptr)
     if cfg.CONSUMERS == 1:
         gl.warp_specialize([(_consumer, (0, state, cfg)), (_producer, (loaded, stages, sizes, cfg))], [1], [24])
     elif cfg.CONSUMERS == 2:

@@ -8,7 +8,8 @@ As few instructions as can be: code that runs once a tile is fetched once a tile
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 
-from registry.toolbox.wgmma import four_of, lanes, store_asm
+from registry.toolbox.finish import finished
+from registry.toolbox.wgmma import lanes, store_asm
 
 
 @gluon.constexpr_function  # what store_asm compares with; if `swap`, these are 8 rows of C, all there before the last
@@ -18,7 +19,7 @@ def _needed(eight, eights, swap):
 
 
 @gluon.jit
-def store(acc, G: gl.constexpr, tile, rows, columns, c, cfg: gl.constexpr):
+def store(acc, G: gl.constexpr, tile, rows, columns, held, c, cfg: gl.constexpr):
     c_ptr, pitch = c
     DTYPE: gl.constexpr = c_ptr.dtype.element_ty
     UNITS: gl.constexpr = cfg.UNITS
@@ -43,7 +44,7 @@ def store(acc, G: gl.constexpr, tile, rows, columns, c, cfg: gl.constexpr):
             gl.inline_asm_elementwise(
                 store_asm(DTYPE, cfg.SWAP, j, _needed(j, EIGHTS, cfg.SWAP)),
                 "=r,r,r,l,l,f,f,f,f",
-                (first, second, to, also) + four_of(acc, unit * EIGHTS + j),
+                (first, second, to, also) + finished(acc, unit, j, held, cfg),
                 dtype=gl.int32,
                 is_pure=False,
                 pack=1,

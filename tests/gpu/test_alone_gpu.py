@@ -18,6 +18,8 @@ CASES = [
     ("gluon_matmul_pairs", "m=1000,n=1408,k=512,layout=nt,dtype=float8_e4m3fn,scaling=rowwise"),
     ("gluon_matmul_pairs", "m=300,n=1408,k=4096,layout=nt,dtype=float8_e4m3fn,scaling=scalar,bias,activation=relu"),
     ("gluon_matmul_row_pairs", "m=200,n=1416,k=4096,layout=nt"),
+    ("gluon_matmul_row_pairs", "m=200,n=1416,k=4096,layout=nt,bias,activation=gelu"),
+    ("gluon_matmul_rows", "m=40,n=1418,k=4096,layout=nt,bias,activation=silu"),
 ]
 
 

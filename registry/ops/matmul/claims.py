@@ -30,7 +30,9 @@ HOPPER_ROWS: dict[str, Any] = dict(
     dtypes=("float16", "bfloat16"),
     layouts=("nt",),
     deterministic=True,
+    bias=True,
+    activations=EVERYTHING["activations"],
     out_dtypes=("float16", "bfloat16"),
     toolchain={"triton": ">=3.6,<4"},
 )
-"""Products of 16 bits whose factors both lie along K, by Hopper's wgmma and tensor maps, and no epilogue."""
+"""Products of 16 bits whose factors both lie along K, by Hopper's wgmma and tensor maps."""

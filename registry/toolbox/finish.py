@@ -1,8 +1,12 @@
-"""What is done to finished accumulators in registers, in float32: bias and activation.
+"""What is done to finished accumulators of wgmma in registers, in float32: bias and activation.
 
-A thread has two neighbouring columns of each eight (registry.toolbox.wgmma). Columns of b mostly lie across: each lane
-of a warp loads the bias of two of 64 columns, before the product, and hands it to those that need it (shfl). With SWAP
-they are the rows of an accumulator, of which a thread has two for each 64.
+A kernel's `cfg` says what there is: UNITS of 64 rows by WIDTH columns, BIAS, ACT; with SWAP columns of the product are
+rows of the accumulators. A thread has two neighbouring columns of each eight (registry.toolbox.wgmma). Columns of the
+product mostly lie across: each lane of a warp loads the bias of two of 64 columns, before the product, and hands it to
+those that need it (shfl). With SWAP a thread has two of them for each 64 rows::
+
+    held = bias_of((bias_ptr, columns), high, wide, cfg)  # the corner of the accumulators, before they are computed
+    four = finished(acc, unit, eight, held, cfg)  # in place of wgmma.four_of, as they are stored
 
 Accumulators are finished as they are stored, for all at once spill registers. Where nothing keeps ptxas from doing some
 ahead, as shfl does, silu of 256 x 192 tiles spills still: 232 bytes, once a tile.
