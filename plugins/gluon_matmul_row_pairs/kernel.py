@@ -11,8 +11,9 @@ wgmma's (HIGH), it reads on into what follows, for sums that nobody stores.
 Roles.  Consumers, 4 warps each, the first in the default partition; one producer warp with 24 registers.
 
 Schedule.  The producer runs ahead across the borders of tiles, and stays until both CTAs have let go of all stages.
-Consumers keep one block of wgmma in flight and release the stage before it, in both CTAs. Programmatic dependent
-launch. Without PAIR, the same for single CTAs, whose loads bring eight rows each: for launches through `kernel[grid]`.
+Consumers keep one block of wgmma in flight and release the stage before it, in both CTAs. Bias and activation are
+applied as accumulators are stored (registry.toolbox.finish). Programmatic dependent launch. Without PAIR, the same for
+single CTAs, whose loads bring eight rows each: for launches through `kernel[grid]`.
 
 Measured facts (H200, torch 2.11, triton 3.6.0, bf16; graphs over rotated inputs, shuffled rounds, 10 projections of
 models of 8 to 70 billion parameters). Best tile over cuBLAS, by rows (least), and with the first two configs of

@@ -13,7 +13,8 @@ Roles.  Consumers, 4 warps each, the first in the default partition; one produce
 
 Schedule.  The producer runs ahead across the borders of tiles. Consumers keep one block of wgmma in flight and release
 the stage before it. K may be cut (reduce.py) by SPLIT: 1 is not, 2 and more are ranges of K, 0 equal shares of all
-tiles. Programmatic dependent launch.
+tiles. Bias and activation are applied as accumulators are stored (registry.toolbox.finish). Programmatic dependent
+launch.
 
 Measured facts (H200, torch 2.11, triton 3.6.0, bf16; ratios to cuBLAS of the same run, replayed graphs over rotated
 inputs, 10 projections of models of 8 to 70 billion parameters for each number of rows).
