@@ -2,7 +2,7 @@
 
     FA3_LIBRARY=.../fa3.so FA3_CUDART=.../libcudart.so.12 \\
         kreg tune attention_varlen --graph --shapes benchmarks/shapes/prompts.txt --plugin benchmarks/peers.py \\
-        --max-configs 3 --rounds 7 --out OUT/prompt_cells.jsonl
+        --max-configs 6 --rounds 7 --out OUT/prompt_cells.jsonl
 """
 
 from __future__ import annotations
