@@ -18,8 +18,9 @@ hopper           Gluon on sm90: TMA names of every triton since 3.6, shared-memo
                  named barriers
 designs          `specialised`: the traits of a kernel with a producer, as a Variant says them
 builds           `Build`, `compile_build`, `inspect`: compile without a GPU; registers, spills, instructions, occupancy
-sass             loops and opcodes of machine code, for tests of what the compiler made
+sass, in_flight  loops and opcodes of machine code, for tests of what the compiler made; what touches sums too early
 wgmma            products of tensor cores over any multiple of 8 columns, which Triton's own does not take
+finish           bias and activation of such products' accumulators, in registers
 clusters         pairs of CTAs that share what they load
 drawn            tiles drawn from a counter, so that a CTA which is done takes the next
 costs            `unknown_cost`: what a host side guesses of a config that it does not know
