@@ -78,7 +78,19 @@ def new_shapes(folder: Path) -> str:
         for op, taken in record["figures"].items():
             early, later = taken[1:EARLY], taken[EARLY:]
             lines.append(f"| {op} | {taken[0] / 1e6:.2f} s | {_spread(early)} | {_spread(later)} |")
-    return "\n".join(lines)
+        lines.append("")
+    return "\n".join(lines[:-1])
+
+
+def new_calls(folder: Path) -> str:
+    """Markdown: microseconds of CPU time per call up to its launch, of new_shapes.json; the first hundred left out."""
+    records = [record for record in _records(folder, "new_shapes") if "calls" in record]
+    lines = [_where(record) for record in records]
+    lines += ["", "| calls | " + " | ".join(record["machine"]["device"] for record in records) + " |"]
+    lines.append("|---|" + "---|" * len(records))
+    for kind in records[0]["calls"] if records else ():
+        lines.append(f"| {kind} | " + " | ".join(_spread(record["calls"][kind][EARLY:]) for record in records) + " |")
+    return "\n".join(lines) if records else ""
 
 
 def _spread(taken: Sequence[float]) -> str:

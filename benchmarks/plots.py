@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from call_tables import call_overhead, first_calls, new_shapes, warm_calls
+from call_tables import call_overhead, first_calls, new_calls, new_shapes, warm_calls
 from conformance_table import conformance
 from drawing import plot_attention, plot_matmul, plot_warp_groups, speeds, variants_in
 from off_grid import at_a_glance, every_draw, losing, lost_between, note_new_draws, tried_out, worst_shapes
@@ -238,6 +238,7 @@ WRITERS = (
     call_overhead,
     warm_calls,
     first_calls,
+    new_calls,
     new_shapes,
     matmul_ratios,
     peer_cells,

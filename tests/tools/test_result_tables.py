@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import call_tables
+import new_calls
 import new_shapes
 import plots
 import pytest
@@ -123,6 +124,19 @@ def test_decisions_for_new_shapes_become_a_table(tmp_path):
     (tmp_path / "h200" / "new_shapes.json").write_text(json.dumps(record))
     *_, row = plots.new_shapes(tmp_path).splitlines()
     assert row == "| grouped_mm | 0.50 s | 100, 118, 300 | 200, 240, 1000 |"
+
+
+def test_calls_up_to_their_launch_become_a_table(tmp_path):
+    """Those of a cache that grows meet a length each; a card whose record has none is left out."""
+    taken = new_shapes.in_its_own_process("a cache that grows by a token", "", processes=1)
+    assert len(taken) == new_calls.CALLS and min(taken) > 0
+    for card, more in (("cpu", {"calls": {"tokens": [9000.0] * 100 + [10.0] * 19 + [50.0]}}), ("h200", {})):
+        (tmp_path / card).mkdir()
+        machine = {"device": card, "torch": "2", "triton": "3", "date": "2026-01-02"}
+        record = {"machine": machine, "draw": "random:1:120", "figures": {}, **more}
+        (tmp_path / card / "new_shapes.json").write_text(json.dumps(record))
+    *_, head, _, row = plots.new_calls(tmp_path).splitlines()
+    assert (head, row) == ("| calls | cpu |", "| tokens | 10, 12, 50 |")
 
 
 def test_whole_first_calls_become_a_table(tmp_path):
