@@ -4,7 +4,7 @@ import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from registry.toolbox.arithmetic import activate
+from registry.toolbox.activations import activate_as
 from registry.toolbox.hopper import as_matrix, chunks, store_tile, store_wait
 
 
@@ -52,26 +52,27 @@ def _store(x, row, col, end, buffer, N, c, c_s, G: gl.constexpr, cfg: gl.constex
 def store_tile_of(acc0, acc1, g, row, col, end, buffer, N, c, c_s, G: gl.constexpr, epi, cfg: gl.constexpr):
     """A consumer's rows of a tile."""
     name: gl.constexpr = cfg.ACT
+    dtype: gl.constexpr = c[1].dtype.element_ty
     parts: gl.constexpr = cfg.N0 // cfg.EN
     first = chunks(acc0, parts)
     if cfg.GATED:
         second = chunks(acc1, parts)
         for i in gl.static_range(parts):
             at = col + i * cfg.EN
-            x = activate(_biased(first[i], g, at, N - at, epi, cfg), name)
+            x = activate_as(_biased(first[i], g, at, N - at, epi, cfg), name, dtype)
             x *= _biased(second[i], g, N + at, N - at, epi, cfg)
             buffer = _store(x, row, at, end, buffer, N, c, c_s, G, cfg)
     else:
         for i in gl.static_range(parts):
             at = col + i * cfg.EN
-            x = activate(_biased(first[i], g, at, N - at, epi, cfg), name)
+            x = activate_as(_biased(first[i], g, at, N - at, epi, cfg), name, dtype)
             buffer = _store(x, row, at, end, buffer, N, c, c_s, G, cfg)
         if cfg.N1:
             more: gl.constexpr = cfg.N1 // cfg.EN
             second = chunks(acc1, more)
             for i in gl.static_range(more):
                 at = col + cfg.N0 + i * cfg.EN
-                x = activate(_biased(second[i], g, at, N - at, epi, cfg), name)
+                x = activate_as(_biased(second[i], g, at, N - at, epi, cfg), name, dtype)
                 buffer = _store(x, row, at, end, buffer, N, c, c_s, G, cfg)
     return buffer
 

@@ -4,7 +4,7 @@ import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from registry.toolbox.arithmetic import activate
+from registry.toolbox.activations import activate_as
 from registry.toolbox.hopper import as_matrix, chunks, store_tile, store_wait
 
 
@@ -27,7 +27,7 @@ def _finish(x, z, row, col, M, N, epi, dtype: gl.constexpr, cfg: gl.constexpr):
     if cfg.BIAS:
         x += gl.load(bias_ptr + rn, mask=rn < columns, other=0.0).to(x.dtype)
     name: gl.constexpr = cfg.ACT
-    return activate(x, name).to(dtype)
+    return activate_as(x, name, dtype).to(dtype)
 
 
 @gluon.jit

@@ -12,6 +12,7 @@ outputs          `allocator`: memory of one geometry, faster than `torch.empty`
 counters         `zeroes`, `zeroed`: counters between thread blocks that a launch finds at zero and leaves at zero
 complaints       `Complaint`: bits that a kernel leaves where an operand's values are wrong, for `registry.check()`
 arithmetic       `to_tf32`, `activate`, `gelu`: where the plain way is wrong or slow; for Triton and Gluon
+activations      `activate_as`: in Gluon, with no more digits than the results keep
 stretches        equal shares of K for all CTAs
 groups           `group_ends`, `group_starts`: groups of rows whose ends lie on the device
 hopper           Gluon on sm90: TMA names of every triton since 3.6, shared-memory views, rings of tiles with mbarriers,

@@ -34,23 +34,26 @@ def activate(x, NAME: tl.constexpr):
     elif NAME == "gelu":
         x = gelu(x)
     elif NAME == "silu":
-        x = x / (1.0 + tl.exp(-x))
+        x = x / (1.0 + tl.exp2(x * -1.4426950408889634))
     return x
 
 
 @triton.jit
 def gelu(x):
-    """x * Phi(x), as torch's exact gelu, in half the instructions that tl.erf takes.
+    """x * Phi(x), as torch's exact gelu, to 1.2e-7 where torch in float32 is off by 1.1e-6.
 
-    1 - Phi(y) = t P(t) exp(-y^2 / 2) with t = 1 / (1 + 0.36 y), y >= 0: P is fitted to a relative error of 9e-7, so
-    the small results of large negative x keep their digits, which 1 + erf(x) would cancel."""
+    1 - Phi(y) = 2^P(y), y >= 0: P is fitted to a relative error of 1e-6 for y in 0..7 and falls on beyond, so the small
+    results of large negative x keep their digits, which 1 + erf(x) would cancel. It is one special function and
+    15 instructions; P over a rational argument took two and 23."""
     y = tl.minimum(tl.abs(x), 14.0)  # beyond, nothing is left of it; and no infinity times zero
-    t = 1.0 / (0.36 * y + 1.0)
-    p = 0.047059479300628856 * t - 0.17977571411780768
-    p = p * t + 0.18096910739506228
-    p = p * t + 0.026538898439048636
-    p = p * t + 0.13972307115475804
-    p = p * t + 0.14177176136852168
-    p = p * t + 0.14371309420278064
-    rest = p * t * tl.exp2(y * y * -0.7213475204444817)
+    p = -5.73450842e-09 * y + 2.15684992e-07
+    p = p * y - 3.38793211e-06
+    p = p * y + 2.72261459e-05
+    p = p * y - 8.7353932e-05
+    p = p * y - 0.000462577853
+    p = p * y + 0.00762082636
+    p = p * y - 0.053002581
+    p = p * y - 0.458984405
+    p = p * y - 1.1511426
+    rest = tl.exp2(p * y - 0.999998987)
     return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - y * rest

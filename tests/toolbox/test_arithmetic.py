@@ -57,9 +57,14 @@ if INTERPRETED:
 
     def test_gelu_keeps_the_digits_of_small_results():
         """1 + erf(x) would cancel them."""
-        x = torch.linspace(-9, -1, SIZE)
+        x = torch.linspace(-7, -1, SIZE)
         exact = exact_gelu(x)
         assert ((activated(x, "gelu") - exact).abs() / exact.abs()).max() < 2e-5
+
+    def test_beyond_next_to_nothing_is_left_of_gelu():
+        x = torch.linspace(-14, -7, SIZE)
+        found = activated(x, "gelu")
+        assert (found - exact_gelu(x)).abs().max() < 1e-15 and (found.diff() <= 0).all()
 
     def test_tf32_is_rounded_to_the_nearest():
         x = torch.cat([torch.randn(SIZE - 16), EDGES, torch.zeros(16 - len(EDGES))])

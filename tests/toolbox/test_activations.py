@@ -1,4 +1,4 @@
-"""registry.toolbox.finish under Triton's interpreter: no GPU needed. Runs itself once more, in that process."""
+"""registry.toolbox.activations under Triton's interpreter: no GPU needed. Runs itself once more, in that process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if INTERPRETED:
     import triton
     import triton.language as tl
 
-    from registry.toolbox.finish import log2_tail
+    from registry.toolbox.activations import log2_tail
 
     @triton.jit
     def _tail(y_ptr, out_ptr, COUNT: tl.constexpr):
