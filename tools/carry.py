@@ -29,6 +29,9 @@ With `--where-loops-alike` machine code may differ outside of loops, and in wher
 one side may give a kernel more, whatever it is, and None for a null pointer: each of the innermost loops that
 multiply is to have the same products and as many instructions, to 0.5% or one of 50. For a change of what a kernel sets
 up, or of what comes before it and after.
+
+With `--apart PATTERN` launches of which the text (variant, config, op and shape) has that regular expression keep the
+old hash and are not compared: for a change that reached the loops of some, `--apart activation=gelu`.
 """
 
 from __future__ import annotations
@@ -277,6 +280,12 @@ def in_yaml(source: str) -> str:
     return f"'{source}'" if re.fullmatch(r"\d+(e\d+)?", source) else source
 
 
+def put_apart(rows: list[Row], pattern: str | None) -> tuple[list[Row], set[str]]:
+    """Rows without those whose text has this pattern, and their keys."""
+    named = {row[0] for row in rows if pattern and re.search(pattern, row[0])}
+    return [row for row in rows if row[0] not in named], named
+
+
 def carry(
     sweeps: Iterable[Path], tables: Iterable[Path], changed: Changed, apart: Collection[str] = ()
 ) -> Iterator[Path]:
@@ -306,6 +315,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default 2)")
     parser.add_argument("--where-alike", action="store_true", help="leave out what is launched in another way")
     parser.add_argument("--where-loops-alike", action="store_true", help="outside of loops machine code may differ")
+    parser.add_argument(
+        "--apart", metavar="PATTERN", help="what was measured of launches with this in their text is left"
+    )
     parser.add_argument("--dry-run", action="store_true", help="compare, and write nothing")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="carry-") as work:
@@ -313,19 +325,22 @@ def main(arguments: list[str] | None = None) -> int:
         changed = changed_sources(old, new)
         changed = {name: hashes for name, hashes in changed.items() if name in (options.only or changed)}
         rows = measured_rows(journals(options.tree / "benchmarks" / "results"), changed)
+        rows, named = put_apart(rows, options.apart)
         apart: set[str] | None = set() if options.where_alike else None
         same_code = same_loops if options.where_loops_alike else operator.eq
         gone: set[str] = set()
         found = compare(old, new, rows, options.jobs, apart, same_code, gone, options.where_loops_alike) if rows else {}
     if apart is not None:
         print(f"{len(apart)} launches differ, and keep the old hash")
+    if named:
+        print(f"{len(named)} were not asked for, and keep the old hash")
     if gone:
         print(f"{len(gone)} are of configs that neither side can launch, and are taken along")
     for variant, lines in found.items():
         print("\n    ".join([f"{variant}: {'differs' if lines else 'the same'}", *lines[: 3 * SHOWN]]))
     same = {variant: changed[variant] for variant, lines in found.items() if not lines}
     files = journals(options.tree / "benchmarks" / "results"), sorted((options.tree / "dispatch_tables").glob("*.yaml"))
-    for file in () if options.dry_run else carry(*files, same, apart or ()):
+    for file in () if options.dry_run else carry(*files, same, named | (apart or set())):
         print(f"carried in {file.relative_to(options.tree)}")
     return 1 if len(same) < len(found) else 0
 

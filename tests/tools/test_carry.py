@@ -151,6 +151,14 @@ def test_where_launches_may_differ_theirs_keep_the_old_hash(monkeypatch, tmp_pat
         assert hashes(file) == [[NEW, NEW, OLD, OTHER], expected]
 
 
+def test_what_is_named_is_not_compared(journal):
+    rows = carry.measured_rows([journal], {"acme": (OLD, NEW)})
+    rest, named = carry.put_apart(rows, r"m=2$")
+    assert named == {row[0] for row in rows if row[0].endswith("matmul m=2")} and 0 < len(named) < len(rows)
+    assert named | {row[0] for row in rest} == {row[0] for row in rows}
+    assert carry.put_apart(rows, None) == (rows, set())
+
+
 def test_what_neither_side_can_launch_tells_no_difference(monkeypatch, tmp_path, journal):
     """A config of before, whose names nobody knows any more."""
     rows = carry.measured_rows([journal], {"acme": (OLD, NEW)})
