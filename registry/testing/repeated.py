@@ -4,10 +4,13 @@ back."""
 from __future__ import annotations
 
 import contextlib
+import random
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -26,6 +29,9 @@ AT_ONCE = 100
 THREADS = 4
 ROUNDS_PER_THREAD = 20
 SWITCH_S = 1e-5
+PAUSE_S = 1e-5
+LINES_A_PAUSE = 4
+"""On average, of a thread among others."""
 OTHER_ORDER = 7
 """From one seed to another whose groups and sequences, of which kits move the first to the end, are in another order:
 it divides no number of them."""
@@ -211,6 +217,7 @@ def threads(subject: Subject, trial: Trial, rounds: int = ROUNDS_PER_THREAD) -> 
     barrier = threading.Barrier(THREADS)
 
     def work(number: int) -> None:
+        chance = random.Random(number)
         try:
             with torch.no_grad(), subject.own_stream():
                 barrier.wait(30)
@@ -218,7 +225,9 @@ def threads(subject: Subject, trial: Trial, rounds: int = ROUNDS_PER_THREAD) -> 
                 for turn in range(rounds):
                     if turn > FEWEST and time.monotonic() > deadline:
                         break
-                    found[number].append(copied(subject.kit.launch(launch, samples[number][0])))
+                    with pausing_between_lines(chance) if turn % 2 else contextlib.nullcontext():
+                        results = subject.kit.launch(launch, samples[number][0])
+                    found[number].append(copied(results))
         except BaseException as error:
             errors.append(error)
             barrier.abort()
@@ -253,3 +262,23 @@ def switching_often() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+@contextlib.contextmanager
+def pausing_between_lines(chance: random.Random) -> Iterator[None]:
+    """A thread that lets the others in after some lines of what it runs: on a busy machine it would mostly run a
+    launch from its start to its end otherwise. Not between the lines of torch and Triton, which are many."""
+
+    def trace(frame: types.FrameType, event: str, _: object) -> Any:
+        if frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "triton"):
+            return None
+        if event == "line" and chance.randrange(LINES_A_PAUSE) == 0:
+            time.sleep(PAUSE_S)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
