@@ -51,6 +51,8 @@ def fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: Any
             notes.append(
                 f"kinds fitted anew: {anew} (--table has none such, or a variant has changed since it was made)"
             )
+        if options["keep_trees"] and also:
+            notes.append("what shapes of --also lose, left out in turn, is too good: kept trees may have seen them")
         with helpers(options["processes"]):
             found = fits(results.of(op), results.machine, settings, before)
         fitted = make_table(

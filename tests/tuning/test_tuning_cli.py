@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,7 +88,11 @@ def test_trees_and_weights_may_be_kept_where_no_source_has_changed(tuned, tmp_pa
     assert edited != where.read_text()
     where.write_text(edited)
     assert main([*given, "--keep-trees"]) == 0
-    assert ": 77.7" in where.read_text() and "fitted anew" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert ": 77.7" in where.read_text() and "fitted anew" not in printed and "too good" not in printed
+    other = shutil.copy(tuned[1]["results"], tmp_path / "other.jsonl")
+    assert main([*given, "--keep-trees", "--also", str(other)]) == 0
+    assert "left out in turn, is too good" in capsys.readouterr().out
     where.write_text("op: attention\narch: cpu\nrules:\n- use: [torch_cpu]\n")
     assert main([*given, "--keep-trees"]) == 0
     assert "kinds fitted anew: 1 " in capsys.readouterr().out and ": 77.7" not in where.read_text()
