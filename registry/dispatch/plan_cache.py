@@ -48,7 +48,7 @@ _grad_enabled = torch.is_grad_enabled
 _scope = current.get
 _FLOAT32 = torch.float32
 
-NOT_TENSORS = (TypeError, AttributeError, RuntimeError)
+NOT_TENSORS = (TypeError, AttributeError, RuntimeError, ValueError)
 """What reading the facts of no tensor, of one without memory, or of an unhashable argument raises."""
 
 Make = Callable[[Any, bool, tuple[Any, ...]], Plan]

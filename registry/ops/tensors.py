@@ -19,11 +19,11 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
 _any_autocast = torch._C._is_any_autocast_enabled
+_Uninitialized = torch.nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
 _is_compiling = torch.compiler.is_compiling
 _jit_trace = torch._C._get_tracing_state
 _grad_enabled = torch.is_grad_enabled
 _FakeTensor = torch._subclasses.FakeTensor
-_is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 
 def _batching() -> Callable[[], bool]:
@@ -130,7 +130,21 @@ def forward_mode() -> bool:
 
 def differentiated() -> bool:
     """Whether functorch or forward-mode autograd may be at work, which the autograd of custom ops does not know."""
-    return bool(torch._C._are_functorch_transforms_active()) or forward_mode()
+    return forward_mode() or (bool(torch._C._are_functorch_transforms_active()) and not _functionalized())
+
+
+def _functionalized() -> bool:
+    """Whether `torch.func.functionalize` is at work, and nothing else of functorch: it differentiates nothing, and no
+    autograd.Function has a rule for it."""
+    functorch = torch._C._functorch
+    stack = () if _is_compiling() else functorch.get_interpreter_stack()
+    return bool(stack) and all(one.key() == functorch.TransformType.Functionalize for one in stack)
+
+
+def asked_for_later() -> bool:
+    """Whether gradients may be asked for of tensors that do not say so now: they are traced, or their wrappers hide
+    it."""
+    return jit_traced() or _functionalized()
 
 
 def no_derivative(what: str, instead: str) -> NotImplementedError:
@@ -218,6 +232,8 @@ def check_tensor(name: str, value: object) -> torch.Tensor:
     """The value if it is a dense tensor, else an error that names the argument."""
     if not isinstance(value, torch.Tensor):
         raise InvalidArgument(name, type(value).__name__, "a torch.Tensor")
+    if isinstance(value, _Uninitialized):
+        raise InvalidArgument(name, type(value).__name__, "a tensor with memory: lazy modules get it by a first call")
     if value.is_nested:
         raise InvalidArgument(name, "a nested tensor", "a dense (strided) tensor")
     if value.layout is not torch.strided:
@@ -265,19 +281,25 @@ def is_its_own(tensor: torch.Tensor) -> bool:
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors may share memory: whether what lies between their first and last bytes does."""
-    if not _is_alias_of(one, other) or is_virtual(one) or is_virtual(other):  # in the order of their costs
+    """Whether two tensors may share memory: whether what lies between their first and last bytes does. Those of two
+    storages may, too: `torch.from_dlpack` and `torch.from_numpy` make another one of the same memory."""
+    if is_virtual(one) or is_virtual(other):
         return False
-    (start, end), (other_start, other_end) = _span(one), _span(other)
-    return start < other_end and other_start < end
+    try:
+        start, other_start = one.data_ptr(), other.data_ptr()
+        if start <= other_start:
+            return other_start < start + _reach(one)
+        return start < other_start + _reach(other)
+    except (RuntimeError, ValueError):  # whose memory nobody can look at
+        return True
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    start = tensor.data_ptr()
-    if not tensor.numel():
-        return start, start
-    last = sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
-    return start, start + (last + 1) * tensor.element_size()
+def _reach(tensor: torch.Tensor) -> int:
+    """Bytes from the first to the last."""
+    elements = tensor.numel()
+    if elements and not tensor.is_contiguous():
+        elements = 1 + sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return elements * tensor.element_size()
 
 
 def written(out: torch.Tensor) -> None:
@@ -289,15 +311,21 @@ def written(out: torch.Tensor) -> None:
 _AUTOCAST_FROM = frozenset((torch.float16, torch.bfloat16, torch.float32))
 
 
+def autocast_dtype(tensor: object) -> torch.dtype | None:
+    """What autocast wants the operands of a matrix product on this tensor's device to be; None where it is off."""
+    device_type = tensor.device.type if isinstance(tensor, torch.Tensor) else ""
+    if device_type not in ("cpu", "cuda") or not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)
+
+
 def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The tensors as autocast wants the operands of a matrix product; as they are where it is off.
 
     To be asked before they are checked: autocast is there so that operands may differ in dtype, and casts nothing else.
     """
-    device_type = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else ""
-    if device_type not in ("cpu", "cuda") or not torch.is_autocast_enabled(device_type):
+    if (dtype := autocast_dtype(tensors[0])) is None:
         return tensors
-    dtype = torch.get_autocast_dtype(device_type)
     return tuple(t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype in _AUTOCAST_FROM else t for t in tensors)
 
 

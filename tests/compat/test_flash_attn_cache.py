@@ -199,6 +199,8 @@ def test_caches_that_share_memory_are_written_to_where_neither_spoils_the_other(
         with pytest.raises(registry.InvalidArgument, match="v_cache: got .* in k_cache's memory; allowed: memory of"):
             flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=3)
     assert not one.any() and not wide.any()
+    with pytest.raises(registry.InvalidArgument, match="v_cache"):
+        flash_attn_with_kvcache(q, one, torch.from_dlpack(one), k, v, cache_seqlens=3)
     expected = flash_attn_with_kvcache(q, *apart, k, k, cache_seqlens=3)
     torch.testing.assert_close(flash_attn_with_kvcache(q, one, one, k, k, cache_seqlens=3), expected)
 

@@ -313,6 +313,15 @@ def test_a_nested_bias_is_refused():
         registry.matmul(t(4, 8), t(8, 8), bias=nested)
 
 
+@pytest.mark.parametrize("name", ["a", "b", "bias", "out"])
+def test_a_parameter_of_a_lazy_module_is_refused_by_name(name):
+    given = {"a": torch.ones(4, 4), "b": torch.ones(4, 4)}
+    given[name] = torch.nn.UninitializedParameter(requires_grad=False)
+    for call in (registry.matmul, registry.matmul.explain):
+        with pytest.raises(registry.InvalidArgument, match=f"{name}: got UninitializedParameter"):
+            call(**given)
+
+
 @pytest.mark.parametrize("name", ["a", "b", "out"])
 @pytest.mark.parametrize("bad", [None, 1, "text", (2**63, 2**63), [1.0]], ids=str)
 def test_matmul_names_what_is_no_tensor(name, bad):

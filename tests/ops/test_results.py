@@ -58,6 +58,18 @@ def test_out_may_overlap_an_input():
     torch.testing.assert_close(registry.matmul(memory[4:], b, bias=bias, out=memory[:4]), wanted)
 
 
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_out_may_overlap_what_another_storage_holds(name, warm):
+    """What is taken by DLPack or from NumPy; torch's own product sees no overlap there, and is wrong."""
+    registry.forget_plans()
+    given = {"a": t(4, 4), "b": t(4, 4)}
+    wanted = given["a"] @ given["b"]
+    if warm:
+        registry.matmul(**given, out=torch.empty(4, 4))
+    torch.testing.assert_close(registry.matmul(**given, out=torch.from_dlpack(given[name])), wanted)
+
+
 def test_out_beside_the_inputs_in_one_buffer_is_no_overlap():
     memory = t(12, 4)
     explained = registry.matmul.explain(memory[:4], memory[4:8], out=memory[8:])

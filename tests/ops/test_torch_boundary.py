@@ -291,6 +291,19 @@ def test_autocast_casts_as_torch_does():
     assert registry.attention(q, k, v).dtype is torch.float32
 
 
+@pytest.mark.parametrize(("weights", "cast"), [(torch.bfloat16, torch.float16), (torch.float16, torch.bfloat16)])
+def test_sinks_of_the_other_half_go_with_autocast(weights, cast):
+    q, k, v = (one.to(weights) for one in qkv())
+    sinks = torch.randn(q.shape[1], dtype=weights, requires_grad=True)
+    with torch.autocast("cpu", dtype=cast):
+        out = registry.attention(q, k, v, sinks=sinks)
+        assert registry.attention.explain(q, k, v, sinks=sinks).problem.dtype == str(cast).removeprefix("torch.")
+    out.float().sum().backward()
+    assert out.dtype is cast and sinks.grad.dtype is weights and sinks.grad.any()
+    wanted = registry.attention.reference(q, k, v, sinks=sinks)
+    torch.testing.assert_close(out.double(), wanted, rtol=0.05, atol=0.05)
+
+
 def test_autocast_brings_operands_together():
     """As a norm in float32 before one of them makes them differ."""
     q, k, v = qkv(grad=True)

@@ -16,13 +16,13 @@ from registry.errors import InvalidArgument
 from registry.ops.attention import arguments
 from registry.ops.op import OPS
 from registry.ops.tensors import (
+    asked_for_later,
     autocast,
     check_tensor,
     described,
     differentiated,
     divided,
     is_distributed,
-    jit_traced,
     readable,
 )
 
@@ -87,7 +87,7 @@ def _call(q: Any, k: Any, v: Any, call: dict[str, Any]) -> tuple[torch.Tensor, t
     lengths = _checked(key_lengths, q, keys)
     followed = any(isinstance(t, torch.Tensor) and t.requires_grad for t in (q, k, v, sinks))
     # What torch.func follows does not say so to a tracer, and of what torch.jit.trace makes gradients are asked later.
-    unknown = jit_traced() or (is_tracing() and differentiated())
+    unknown = asked_for_later() or (is_tracing() and differentiated())
     if not (unknown or (followed and torch.is_grad_enabled())):
         call |= {"cu_seqlens_q": starts * s, "seqused_k": lengths}
         return rows_of_q.flatten(0, 1), rows_of_k, rows_of_v
@@ -119,6 +119,10 @@ def _checked(key_lengths: Any, q: torch.Tensor, keys: int) -> torch.Tensor:
         for entry, length in enumerate(lengths.tolist()):
             if not 0 <= length <= keys:
                 raise InvalidArgument("key_lengths", f"{length} in entry {entry}", f"0 to {keys}, the keys there are")
+    elif lengths.is_cpu and is_tracing() and not (is_distributed(lengths) or differentiated()):
+        # The graph looks at them: what it calls knows them by another name, and may have made others of them.
+        right = ((lengths >= 0) & (lengths <= keys)).all()
+        torch._assert_async(right, "key_lengths: got lengths out of bounds; allowed: 0 to the keys there are")
     if lengths.dtype is torch.int64:
         lengths = lengths.clamp(-1, 2**31 - 1)  # what int32 does not hold stays a lie
     return lengths.to(torch.int32).contiguous()

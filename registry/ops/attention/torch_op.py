@@ -23,7 +23,7 @@ from registry.ops.parts import masks
 from registry.ops.parts.counting import counted
 from registry.ops.parts.derivatives import last_derivative, transformed
 from registry.ops.parts.masks import UNLIMITED, window_of
-from registry.ops.tensors import autocast, differentiated, jit_traced, no_derivative
+from registry.ops.tensors import asked_for_later, autocast, differentiated, no_derivative
 
 _library = torch.library.Library("registry", "DEF")
 _MASKS = "bool causal, float scale, SymInt window_left, SymInt window_right, float softcap"
@@ -67,7 +67,7 @@ def through_torch(
     softcap = masks.check_softcap(softcap)
     causal, window = masks.canonical_window(masks.check_window(window), causal)
     left, right = window if window is not None else (UNLIMITED, UNLIMITED)
-    with_grad = jit_traced() or (_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+    with_grad = asked_for_later() or (_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
     # torch's own autograd for custom ops does not know functorch's transforms; an autograd.Function does.
     variant = named_for("attention", variant, settles=True)
     call = _transformed if differentiated() else torch.ops.registry.attention
@@ -232,15 +232,21 @@ def _fold(size: int, in_dims: tuple[int | None, ...], tensors: tuple[torch.Tenso
     return folded
 
 
+def _mapped_and_batch(size: int, in_dims: tuple[int | None, ...], tensors: tuple[torch.Tensor, ...]) -> tuple[int, int]:
+    """The mapped dimension and the batch, which results have as one; either may be 0."""
+    mapped = in_dims[0] is not None and in_dims[0] % tensors[0].dim() == 0
+    return size, tensors[0].shape[1 if mapped else 0]
+
+
 def _vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
     out, lse = torch.ops.registry.attention(*_fold(info.batch_size, in_dims[:3], args[:3]), *args[3:])
-    unfold = (info.batch_size, -1)
-    return (out.unflatten(0, unfold), lse.unflatten(0, unfold) if lse.numel() else lse), (0, 0 if lse.numel() else None)
+    unfold, with_lse = _mapped_and_batch(info.batch_size, in_dims, args), args[-2]
+    return (out.unflatten(0, unfold), lse.unflatten(0, unfold) if with_lse else lse), (0, 0 if with_lse else None)
 
 
 def _backward_vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
     grads = torch.ops.registry.attention_backward(*_fold(info.batch_size, in_dims[:7], args[:7]), *args[7:])
-    return tuple(grad.unflatten(0, (info.batch_size, -1)) for grad in grads), (0, 0, 0)
+    return tuple(grad.unflatten(0, _mapped_and_batch(info.batch_size, in_dims, args)) for grad in grads), (0, 0, 0)
 
 
 torch.library.register_vmap("registry::attention", _vmap, lib=_library)

@@ -14,10 +14,20 @@ import torch
 
 from registry.errors import InvalidArgument, shown
 from registry.ops.parts.products import needs_copy, refuse_its_grad
-from registry.ops.tensors import check_tensor, described, dtype_name, is_its_own, jit_traced, surely
+from registry.ops.tensors import (
+    autocast,
+    autocast_dtype,
+    check_tensor,
+    described,
+    dtype_name,
+    is_its_own,
+    jit_traced,
+    surely,
+)
 
 FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 QUANTISED = frozenset((torch.float8_e4m3fn, torch.int8))
+_HALVES = frozenset((torch.float16, torch.bfloat16))
 _INTEGERS = (torch.int32, torch.int64)
 KV_LAYOUTS = ("packed", "cache", "paged")
 KV_SCALES = ("tensor", "head", "token")
@@ -173,6 +183,15 @@ def check_scales(k: Any, k_scale: Any, v_scale: Any) -> str:
 def is_read(out: Any, q: Any, k: Any, v: Any, cu_seqlens_q: Any, given: dict[str, Any]) -> bool:
     """Whether `out` lies where an input does, which a kernel reads after it has begun to write."""
     return needs_copy(out, q, k, v, cu_seqlens_q, *[given[name] for name in OPTIONAL if name != "out"])
+
+
+def as_autocast_wants(q: Any, k: Any, v: Any, given: dict[str, Any]) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """q, k and v as autocast wants them, and sinks of a dtype that goes with these: of the other half, float32."""
+    dtype, sinks = autocast_dtype(q), given["sinks"]
+    if dtype is not None and isinstance(sinks, torch.Tensor) and sinks.dtype in _HALVES - {dtype}:
+        given = given | {"sinks": sinks.float()}
+    q, k, v = autocast(q, k, v)
+    return q, k, v, given
 
 
 def check_out(out: Any, q: Any, v: Any) -> None:

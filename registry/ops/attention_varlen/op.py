@@ -34,7 +34,7 @@ from registry.ops.op import with_variant
 from registry.ops.parts import masks
 from registry.ops.parts.masks import LEAST_SCALE, MOST_SCALE, is_window
 from registry.ops.parts.products import refuse_grad
-from registry.ops.tensors import autocast, is_virtual, written
+from registry.ops.tensors import is_virtual, written
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 
@@ -132,23 +132,27 @@ class AttentionVarlen(VarlenOp):
             "v_scale": v_scale,
             "out": out,
         }
+        asked = (max_seqlen_q, max_seqlen_k, causal, window, softcap, return_lse, variant)
         copied_to = None
         if out is not None and not _is_compiling() and arguments.is_read(out, q, k, v, cu_seqlens_q, given):
-            arguments.refuse_followed(given)
-            arguments.check_out(out, q, v)
-            refuse_grad("out", out, q, k, v, sinks)
+            try:
+                arguments.refuse_followed(given)
+                arguments.check_out(out, q, v)
+                refuse_grad("out", out, q, k, v, sinks)
+            except Exception:  # `explain` may name another mistake first; or none, where autocast makes another dtype
+                self.problem_of(q, k, v, cu_seqlens_q=cu_seqlens_q, **dict(zip(HOW, asked, strict=True)), **given)
             copied_to, given["out"] = out, None
         if plan is not None and not isinstance(plan, Schedule):  # which raises, for what `explain` would name
-            lengths_of = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "cu_seqlens_q": cu_seqlens_q}
-            self.problem_of(q, k, v, **lengths_of, **given, return_lse=return_lse, variant=variant, plan=plan)
+            named_how = dict(zip(HOW, asked, strict=True))
+            self.problem_of(q, k, v, cu_seqlens_q=cu_seqlens_q, **named_how, **given, plan=plan)
         eager = not _is_compiling() and type(max_seqlen_q) is int and type(max_seqlen_k) is int
         longest = coarse(max_seqlen_k) if eager and cu_seqlens_k is None and max_seqlen_k > 0 else max_seqlen_k
-        how = (max_seqlen_q, longest, causal, window, softcap, return_lse, variant)
+        how = (max_seqlen_q, longest, *asked[2:])
         settled = SCHEDULED if plan is not None else 0
         found = self.find_plan(*key_of(how, q, k, v, cu_seqlens_q, given, settled)) if eager else None
         if found is None:
             if plan is not None and eager and not is_virtual(q):  # under a mode or autocast: the same step as without
-                q, k, v = autocast(q, k, v)
+                q, k, v, given = arguments.as_autocast_wants(q, k, v, given)
                 geometry = arguments.check_operands(q, k, v, cu_seqlens_q, given)
                 step = SimpleNamespace(**step_of(q, k, geometry, max_seqlen_q, max_seqlen_k))
                 plan.check(step, q.device, block_table)
@@ -156,7 +160,9 @@ class AttentionVarlen(VarlenOp):
                 given |= plan.lengths
                 cu_seqlens_q = given.pop("cu_seqlens_q")
             result, lse = through_torch(how, scale, q, k, v, cu_seqlens_q, given)
-            result = result if copied_to is None else copied_to.copy_(result)
+            if copied_to is not None:
+                arguments.check_out(copied_to, result, result)
+                result = copied_to.copy_(result)
             return (result, lse) if return_lse else result
         if out is not None or alibi_slopes is not None or k_scale is not None or v_scale is not None:
             arguments.refuse_followed(given)
@@ -299,7 +305,7 @@ class AttentionVarlen(VarlenOp):
         if scale is not None:
             masks.check_scale(scale)
         masks.check_flag("return_lse", return_lse)
-        q, k, v = autocast(q, k, v)
+        q, k, v, given = arguments.as_autocast_wants(q, k, v, given)
         fields = fields_of(
             q,
             k,

@@ -26,7 +26,7 @@ from registry.ops.parts.counting import counted
 from registry.ops.parts.derivatives import last_derivative, transformed
 from registry.ops.parts.masks import UNLIMITED
 from registry.ops.parts.products import refuse_grad
-from registry.ops.tensors import autocast, differentiated, jit_traced, no_derivative
+from registry.ops.tensors import asked_for_later, differentiated, no_derivative
 
 _library = torch.library.Library("registry", "FRAGMENT")
 _HOW = (
@@ -57,7 +57,7 @@ def through_torch(
 ) -> Any:
     """Call the torch op, which compilers, modes and subclasses can see."""
     max_q, max_k, causal, window, softcap, return_lse, variant = how
-    q, k, v = autocast(q, k, v)
+    q, k, v, given = arguments.as_autocast_wants(q, k, v, given)
     geometry = arguments.check_operands(q, k, v, cu_seqlens_q, given)
     arguments.check_scales(k, given["k_scale"], given["v_scale"])
     max_q = arguments.check_maximum("max_seqlen_q", max_q, q.shape[0])
@@ -73,7 +73,7 @@ def through_torch(
     *optional, out = (given[name] for name in arguments.OPTIONAL)
     followed = [t for t in (q, k, v, given["sinks"]) if t is not None]
     refuse_grad("out", out, *followed)
-    with_grad = jit_traced() or (torch.is_grad_enabled() and any(t.requires_grad for t in followed))
+    with_grad = asked_for_later() or (torch.is_grad_enabled() and any(t.requires_grad for t in followed))
     # torch's own autograd for custom ops does not know functorch's transforms; an autograd.Function does.
     variant = named_for("attention_varlen", variant)
     call = _transformed if differentiated() else torch.ops.registry.attention_varlen

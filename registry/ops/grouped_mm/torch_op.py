@@ -19,7 +19,7 @@ from registry.ops.grouped_mm.oracle import finish
 from registry.ops.parts.counting import counted
 from registry.ops.parts.product_derivatives import Product, eager, keep, one_by_one, transformed
 from registry.ops.parts.products import check_activation, check_out, check_out_dtype, refuse_grad
-from registry.ops.tensors import autocast, differentiated, hidden, jit_traced, no_derivative, plain
+from registry.ops.tensors import asked_for_later, autocast, differentiated, hidden, no_derivative, plain
 
 _library = torch.library.Library("registry", "FRAGMENT")
 _library.define(
@@ -63,7 +63,7 @@ def through_torch(
     # The derivatives of a fused activation and of a gather need what fusing throws away: both stay outside, in a trace,
     # whose gradients may be asked for later, too.
     followed = differentiated()
-    apart = needs_grad or followed or jit_traced()
+    apart = needs_grad or followed or asked_for_later()
     if apart and rows is not None:
         # On a CPU torch's own indexing refuses rows that are not there, in a graph too.
         at = rows.clamp(0, a.shape[0] - 1) if a.is_cuda else rows

@@ -35,11 +35,19 @@ from registry.ops.parts.products import (
     refuse_grad,
 )
 from registry.ops.parts.rounding import rounded_to
-from registry.ops.tensors import asks_ieee, autocast, dtype_name, jit_traced, operand, plain_and_not_followed, written
+from registry.ops.tensors import (
+    asks_ieee,
+    autocast,
+    dtype_name,
+    jit_traced,
+    operand,
+    overlap,
+    plain_and_not_followed,
+    written,
+)
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
-_is_alias_of = torch._C._is_alias_of  # type: ignore[attr-defined]
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _scope = current.get
@@ -158,9 +166,9 @@ class Matmul(Op):
         share is no fact that a plan is kept by."""
         try:
             for tensor in given:
-                if _is_alias_of(out, tensor):
+                if overlap(out, tensor):
                     return None
-        except (TypeError, RuntimeError):  # of what is no tensor; the checks name the argument
+        except NOT_TENSORS:  # the checks name the argument
             return None
         return self.find_plan((*settings, _INTO[len(given)]), *given, out)
 

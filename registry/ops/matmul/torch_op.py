@@ -19,7 +19,7 @@ from registry.ops.matmul import arguments, costs
 from registry.ops.parts.counting import counted
 from registry.ops.parts.product_derivatives import Product, eager, keep, one_by_one, transformed
 from registry.ops.parts.products import activate, check_activation, check_out, check_out_dtype, refuse_grad
-from registry.ops.tensors import autocast, differentiated, jit_traced, no_derivative, plain
+from registry.ops.tensors import asked_for_later, autocast, differentiated, no_derivative, plain
 
 _library = torch.library.Library("registry", "FRAGMENT")
 _library.define(
@@ -66,7 +66,7 @@ def through_torch(
     # The derivative of a fused activation needs what fusing throws away, so it stays outside where grad is needed, or
     # may be later.
     followed = differentiated()
-    apart = needs_grad or followed or jit_traced()
+    apart = needs_grad or followed or asked_for_later()
     fused = "" if apart else activation
     if followed:
         result = _transformed(a2, b2, bias, result_dtype, scale_a, scale_b, variant)

@@ -128,6 +128,36 @@ def test_out_may_overlap_an_input(name):
         assert torch.equal(out, want)
 
 
+@pytest.mark.parametrize("wrong", ["q", "k", "v", "sinks", "alibi_slopes", "k_scale", "out"])
+def test_beside_an_out_that_overlaps_a_mistake_is_named_as_explain_does(wrong):
+    q, k = torch.randn(8, 4, 16), torch.randn(8, 2, 16)
+    given = {"q": q, "k": k, "v": k, "out": q}
+    given |= {
+        "q": {"q": q[None]},
+        "k": dict.fromkeys("kv", torch.randn(8, 3, 16)),
+        "v": {"v": None},
+        "out": {"out": q[:, :, :8]},
+    }.get(wrong, {wrong: [1.0] * 4})
+    how = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), torch.tensor([0, 3, 8]).int())
+    for call in (varlen, varlen.explain):
+        with pytest.raises(registry.InvalidArgument) as raised:
+            call(**given, **how, max_seqlen_q=5, max_seqlen_k=5)
+        assert raised.value.argument == wrong
+
+
+def test_an_out_that_overlaps_is_of_the_dtype_that_autocast_makes():
+    memory = torch.randn(8, 4, 16)
+    how = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), torch.tensor([0, 3, 8]).int())
+    how |= {"max_seqlen_q": 5, "max_seqlen_k": 5}
+    with torch.autocast("cpu", torch.bfloat16):
+        want = varlen(memory, memory, memory, **how)
+        with pytest.raises(registry.InvalidArgument, match="out: got .* float32; allowed: .* bfloat16"):
+            varlen(memory, memory, memory, **how, out=memory)
+        out = memory.view(torch.bfloat16)[:, :, :16]
+        assert varlen(memory, memory, memory, **how, out=out) is out
+    assert torch.equal(out, want)
+
+
 @pytest.mark.parametrize("name", ["cu_seqlens_q", "seqused_k", "k_scale", "v_scale"])
 def test_out_may_overlap_what_is_no_operand(name):
     q, caches = torch.randn(6, 4, 16), torch.randint(-100, 100, (2, 3, 8, 2, 16), dtype=torch.int8)

@@ -68,6 +68,15 @@ def test_it_compiles(operands):
     torch.testing.assert_close(compiled(*operands), call(*operands))
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_compiled_function_names_key_lengths(operands, grad):
+    compiled = torch.compile(lambda *given: registry.attention(*given[:3], key_lengths=given[3]), backend="eager")
+    given = [t.clone().requires_grad_(grad) for t in operands]
+    with pytest.raises(RuntimeError, match="key_lengths: got lengths out of bounds"):
+        compiled(*given, torch.tensor([9, 10, 6]))
+    compiled(*given, torch.tensor(LENGTHS))
+
+
 @pytest.mark.parametrize("lengths", [(9, -1, 6), (9, 10, 6), (9, 2**32 + 3, 6)])
 def test_lengths_that_lie_are_refused_by_their_name(operands, lengths):
     for call in (registry.attention, registry.attention.explain):
