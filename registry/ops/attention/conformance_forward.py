@@ -12,6 +12,7 @@ from registry.contract.capability import Requires
 from registry.ops.attention.op import attention
 from registry.ops.attention.outputs import out_geometry
 from registry.ops.parts.attention_kit import (
+    SOFTCAPS,
     SPREADS,
     AttentionLikeKit,
     alone_of,
@@ -21,6 +22,7 @@ from registry.ops.parts.attention_kit import (
     latent,
     masked,
     noise_of,
+    wide_window,
 )
 from registry.ops.parts.judging import Expected, Yardstick
 from registry.ops.parts.kit import UNIT_BYTES, Results, Sample, Spec, unclaimed
@@ -55,7 +57,7 @@ def _lengths(requires: Requires, size: Size) -> list[tuple[int, int]]:
     found = [fit(s, s) for s in (base[1], base[2], base[0], *base[3:])]
     if requires.cross_length:
         long = base[-1]
-        pairs = ((1, base[1]), (77, 129), (129, 77), (1, long), (long, 129), (base[1], long), (base[1], 1))
+        pairs = ((1, base[1]), (1, 129), (77, 129), (129, 77), (1, long), (long, 129), (base[1], long), (base[1], 1))
         found += [fit(*pair) for pair in pairs]
     return list(dict.fromkeys(pair for pair in found if requires.cross_length or pair[0] == pair[1]))
 
@@ -67,7 +69,7 @@ def _masks(requires: Requires) -> list[tuple[bool, Any]]:
     if requires.window:
         found += [(False, (5, 3)), (False, (-1, 7)), (False, (40, -1)), (False, (90, 70)), (False, (0, 1))]
     if requires.window and requires.causal:
-        found += [(True, (33, 0)), (True, (0, 0)), (True, (100000, 0)), (True, (64, 5))]
+        found += [(True, (left, 0)) for left in (33, 0, 100000, 200, 257)] + [(True, (64, 5))]
     return found
 
 
@@ -91,7 +93,8 @@ class AttentionKit(AttentionLikeKit):
         dims_v = _head_dims(requires.head_dim_v, requires.head_dim_v_multiple, size) if requires.head_dim_v else []
         heads = [(2, 2), (1, 1), *([] if size.slow else [(3, 3)]), *([(16, 16)] if size.large else [])]
         if requires.gqa:
-            heads += [(4, 2), *([(3, 1)] if size.slow else [(6, 1), (6, 2)]), *([(32, 8)] if size.large else [])]
+            heads += [(4, 2), *([(3, 1)] if size.slow else [(6, 1), (6, 2), (8, 1)])]
+            heads += [(32, 8)] if size.large else []
         return {
             "dtype": list(requires.dtypes),
             "batch": [2, 1, 3][: 2 if size.slow else 3],
@@ -100,7 +103,7 @@ class AttentionKit(AttentionLikeKit):
             "head_dim": dims,
             "head_dim_v": [0, *dims_v],
             "mask": _masks(requires),
-            "softcap": [0.0, *((5.0, 30.0) if requires.softcap else ()), *((1e6,) if requires.any_softcap else ())],
+            "softcap": [0.0, *(SOFTCAPS if requires.softcap else ()), *((1e6,) if requires.any_softcap else ())],
             "lse": [True, False] if requires.lse else [False],
             "scale": [None, 0.3, 1.0, 2.5, 0.02],
             "spread": list(SPREADS),
@@ -131,24 +134,23 @@ class AttentionKit(AttentionLikeKit):
             {"mask": (False, (5, 3)), "lengths": (77, 1)},
             {"mask": causal, "softcap": 5.0, "heads": (4, 2)},
             {"memory": "fused", "heads": (4, 2), "mask": causal},
+            {"mask": window, "lengths": (1, 129)},  # whose own key begins a block
             {"lengths": (1, 300), "mask": (False, None)},
             {"lengths": (1, 1)},
             {"memory": "expanded", "batch": 2, "heads": (2, 2), "lengths": (77, 77)},
+            {"memory": "mixed", "heads": (2, 2), "lengths": (77, 77), "head_dim_v": 0},  # one shape, three orders
         )
 
     def crowded(self, size: Size) -> Sequence[Spec]:
         if not size.large:
             few: Spec = {"batch": 1, "lengths": (size.long, size.long), "memory": "bhsd", "spread": ""}
-            one: Spec = {
-                **few,
-                "heads": (1, 1),
-                "lengths": (size.far, size.far),
-                "head_dim_v": 0,
-                "mask": (False, None),
-            }
-            return (*({**few, "mask": (causal, None)} for causal in (False, True)), *([one] if size.far else []))
+            one: Spec = {**few, "heads": (1, 1), "lengths": (size.far, size.far), "head_dim_v": 0}
+            masks = (False, None), (True, None), (True, (wide_window(size), 0))
+            far = masks[:2] if size.far else ()
+            return (*({**few, "mask": mask} for mask in masks), *({**one, "mask": mask} for mask in far))
         many: Spec = {"batch": 64, "heads": (16, 16), "head_dim_v": 0, "memory": "bhsd", "softcap": 0.0, "spread": ""}
-        return tuple(
+        wide: Spec = {**many, "batch": 2, "lengths": (size.long, size.long), "mask": (True, (257, 0))}
+        return wide, *(
             {**many, "head_dim": d, "lengths": (s, s), "mask": (causal, None)}
             for d, s, causal in ((128, 77, False), (128, 129, True), (64, 129, False))
         )
@@ -157,7 +159,7 @@ class AttentionKit(AttentionLikeKit):
         """Besides, more heads and batch entries than a kernel may hold in a table or a mask of bits: short ones."""
         if size.large:  # whose crowded problems have many
             return super().ends(requires, size)
-        heads = (20, 4) if requires.gqa else (9, 9)
+        heads = (24, 8) if requires.gqa else (9, 9)
         many: Spec = {**self.few(requires), "head_dim_v": 0, "memory": _memory(requires)[0], "spread": ""}
         return super().ends(requires, size) | {"many heads": {**many, "batch": 3 if size.slow else 9, "heads": heads}}
 

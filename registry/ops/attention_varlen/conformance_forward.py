@@ -15,6 +15,7 @@ from registry.ops.attention_varlen.conformance_memory import scale_strides, slot
 from registry.ops.attention_varlen.op import attention_varlen
 from registry.ops.attention_varlen.yardstick import model_of, pieces_of
 from registry.ops.parts.attention_kit import (
+    SOFTCAPS,
     SPREADS,
     AttentionLikeKit,
     alone_of,
@@ -22,6 +23,7 @@ from registry.ops.parts.attention_kit import (
     fused,
     head_dims_outside,
     latent,
+    wide_window,
 )
 from registry.ops.parts.judging import Expected, Yardstick
 from registry.ops.parts.kit import UNIT_BYTES, Results, Sample, Spec, stored, unclaimed
@@ -33,6 +35,10 @@ from registry.ops.tensors import dtype_name
 
 FAINT = -100.0
 """The sink of the first of several heads: nothing beside any key, and all there is where a sequence has none."""
+STEEP = 1.5
+"""The slope of the last head: most models' are below one."""
+LOUD = 60.0
+"""What values are multiplied with where a softmax is flat: their scales are above one then."""
 HEAD_DIMS = (8, 16, 24, 32, 40, 64, 72, 80, 96, 128, 160, 192, 256, 512)
 QUANTISED_NAMES = tuple(sorted(map(dtype_name, QUANTISED)))
 LOOSE = 70
@@ -78,9 +84,9 @@ def _masks(requires: Requires) -> list[tuple[bool, Any]]:
     found: list[tuple[bool, Any]] = [(False, None)]
     found += [(True, None)] if requires.causal else []
     if requires.window:
-        found += [(False, (5, 3)), (False, (-1, 7)), (False, (40, -1)), (False, (90, 70))]
+        found += [(False, (5, 3)), (False, (-1, 7)), (False, (40, -1)), (False, (90, 70)), (False, (0, 1))]
     if requires.window and requires.causal:
-        found += [(True, (33, 0)), (True, (0, 0))]
+        found += [(True, (left, 0)) for left in (33, 0, 200, 257)]
     return found
 
 
@@ -119,7 +125,7 @@ class VarlenKit(AttentionLikeKit):
         heads = [(4, 2)] if requires.gqa else []
         heads += [(2, 2), (1, 1), (3, 3)]
         if requires.gqa:
-            heads += [(6, 1), (16, 1), (6, 2)] + ([(32, 8)] if size.large else [])
+            heads += [(6, 1), (16, 1), (6, 2), (32, 1), (16, 2)] + ([(32, 8)] if size.large else [])
         dims_v = _range(requires.head_dim_v, requires.head_dim_v_multiple, HEAD_DIMS, size.widest)
         pages = _range(requires.page_size, requires.page_size_multiple, PAGES, 256) if _paged(requires) else []
         quantised = [(name, scale) for name in _quantised(requires) for scale in requires.kv_scales]
@@ -137,7 +143,7 @@ class VarlenKit(AttentionLikeKit):
             "quantised": [(), *quantised],
             "scales": ["", "strided", "expanded"] if loose else [""],
             "mask": _masks(requires),
-            "softcap": [0.0, *((5.0, 30.0) if requires.softcap else ()), *((1e6,) if requires.any_softcap else ())],
+            "softcap": [0.0, *(SOFTCAPS if requires.softcap else ()), *((1e6,) if requires.any_softcap else ())],
             "sinks": [False, True, "narrow"] if requires.sinks else [False],
             "alibi": [False, True] if requires.alibi else [False],
             "lse": [True, False] if requires.lse else [False],
@@ -182,15 +188,18 @@ class VarlenKit(AttentionLikeKit):
         )
 
     def crowded(self, size: Size) -> Sequence[Spec]:
-        long: Spec = {"heads": (1, 1), "lengths": ((size.far, size.far), (1, size.far)), "head_dim_v": 0}
-        return ({**long, "mask": (False, None), "spread": ""},) if size.far else ()
+        """Long sequences, without a mask and in windows of several blocks."""
+        one: Spec = {"heads": (1, 1), "head_dim_v": 0, "spread": ""}
+        wide: Spec = {**one, "lengths": ((size.long, size.long),), "mask": (True, (wide_window(size), 0))}
+        long: Spec = {**one, "lengths": ((size.far, size.far), (1, size.far)), "mask": (False, None)}
+        return wide, *([long] if size.far else [])
 
     def ends(self, requires: Requires, size: Size) -> dict[str, Spec]:
         """Besides, more sequences, and more heads, than a kernel may hold in a warp or a table: short ones."""
         few: Spec = {"head_dim_v": 0, "memory": "dense", "spread": "", "mask": (False, None), "scales": ""}
         lengths = tuple((i % 3, 1 + i % 4) for i in range(40 if size.slow else 300))
         many = {"many sequences": {**few, "lengths": lengths, "heads": (1, 1)}}
-        heads = (20, 4) if requires.gqa else (20, 20)
+        heads = (24, 12) if requires.gqa else (20, 20)
         many["many heads"] = {**few, "heads": heads, "lengths": ((2, 9), (1, 5))}
         if "packed" in requires.kv_layouts:  # as many queries as keys, in other places
             many["other places"] = {**few, "lengths": ((3, 9), (9, 3), (5, 5)), "kv_layout": "packed", "quantised": ()}
@@ -346,9 +355,11 @@ class VarlenKit(AttentionLikeKit):
             if f"{name}_scale" in tensors:
                 scale = stored(tensors[f"{name}_scale"])
                 at = there if scale.dim() > 1 else ...
-                scale[at] = (random(scale[at].shape).abs() + 0.5) * size
+                drawn, loud = random(scale[at].shape), LOUD if name == "v" and spec["spread"] == "flat" else 1.0
+                scale[at] = (drawn + drawn.sign() * 0.5) * size * loud
         if "alibi_slopes" in tensors:
-            tensors["alibi_slopes"].copy_(random(tensors["alibi_slopes"].shape).abs() / 8)
+            tensors["alibi_slopes"].copy_(random(tensors["alibi_slopes"].shape) / 8)
+            tensors["alibi_slopes"][-1:] = STEEP
         if "sinks" in tensors:
             tensors["sinks"].copy_(random(tensors["sinks"].shape) * 2)
             tensors["sinks"][: min(len(tensors["sinks"]) - 1, 1)] = FAINT

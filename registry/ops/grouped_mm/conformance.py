@@ -46,6 +46,8 @@ SMALL = [
 """Groups, rows, columns, inner size."""
 LARGE = [(8, 1000, 1001, 999), (64, 700, 512, 1024), (256, 512, 768, 512), (3, 4097, 1024, 320)]
 DTYPES = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
+LOUD = 20.0
+"""What the weights are multiplied with before some activations: exp(x) of such sums is beyond float32."""
 EPILOGUE = ("gather", "bias", "activation", "gated", "scaling")
 
 
@@ -68,6 +70,7 @@ class GroupedMmKit(ProductKit):
             "bias": ["", "plain", "float32", "rows", *LOOSE, "16 bits", "float64"] if requires.bias else [""],
             "activation": ["", *requires.activations],
             "gated": [False, True] if requires.gated else [False],
+            "loud": [False, True] if requires.activations else [False],
             "scaling": ["", *requires.scaling],
             "scales": ["", *LOOSE] if requires.scaling else [""],
             "out": ["", "dense", "rows", "transposed"] if requires.out else [""],
@@ -91,6 +94,8 @@ class GroupedMmKit(ProductKit):
             {"sizes": (9, 300, 64, 77), "spread": "empty", "form": "inner", "layout": "tn"},
             {"sizes": (16, 24, 136, 64), "spread": "one", "form": "rows", "layout": "nt"},
             {"gather": "int64 of many", "scaling": "rowwise", "form": "rows"},
+            {"activation": "silu", "gated": False, "loud": True},
+            {**swiglu, "sizes": (64, 700, 512, 1024), "form": "rows", "gather": "int64", "scaling": "rowwise"},
         )
 
     def crowded(self, size: Size) -> Sequence[Spec]:
@@ -111,8 +116,13 @@ class GroupedMmKit(ProductKit):
         """More groups than a kernel may look at with one warp."""
         if size.large:  # whose sizes have many
             return {}
-        plain: Spec = {"memory": "dense", "scales": "", "spread": "even", "gather": ""}
-        return {"many groups": {**plain, "sizes": (70, 70 if size.slow else 150, 24, 40), "form": requires.forms[0]}}
+        many: Spec = {"memory": "dense", "scales": "", "sizes": (70, 70 if size.slow else 150, 24, 40), "loud": False}
+        found = {"many groups": {**many, "spread": "even", "gather": "", "form": requires.forms[0]}}
+        axes = self.axes(requires, size)
+        all_at_once = {name: axes[name][-1] for name in ("gather", "gated", "scaling")}
+        if "rows" in requires.forms and any(all_at_once.values()):
+            found["many groups, gathered and scaled"] = {**many, "spread": "random", "form": "rows", **all_at_once}
+        return found
 
     def outside(self, requires: Requires) -> dict[str, Spec]:
         found = unclaimed(
@@ -134,6 +144,8 @@ class GroupedMmKit(ProductKit):
         if spec["form"] == "inner" and any(spec[name] for name in EPILOGUE):
             return False
         if spec["scales"] and not spec["scaling"]:
+            return False
+        if spec["loud"] and (not spec["activation"] or spec["gated"] or getattr(torch, spec["dtype"]) in FP8):
             return False
         return spec["form"] == "rows" or (not spec["gather"] and (spec["form"] == "inner" or spec["spread"] == "even"))
 
@@ -159,11 +171,11 @@ class GroupedMmKit(ProductKit):
         a = place("a", *matrix_strides(source, k, of_a, letters[0], spec["memory"], dtype), dtype, shift)
         b = place("b", *matrix_strides(k, wide, of_b, letters[1], spec["memory"], dtype), dtype, shift)
         given: dict[str, Any] = dict.fromkeys(("offs", "rows", "bias", "scale_a", "scale_b", "out"))
-        apart = (2,) if spec["memory"] == "rows" else (1,)  # columns of larger matrices
+        apart = (2, 3) if spec["memory"] == "rows" else (1, 1)  # columns of larger matrices
         if form != "batch":
-            given["offs"] = beside("offs", (groups,), apart, torch.int32)
+            given["offs"] = beside("offs", (groups,), apart[:1], torch.int32)
         if gather:
-            given["rows"] = beside("rows", (m,), apart, getattr(torch, gather))
+            given["rows"] = beside("rows", (m,), apart[1:], getattr(torch, gather))
         if spec["bias"]:
             given["bias"] = vectors("bias", (groups, wide), _bias_dtype(spec["bias"], out_dtype), spec["bias"])
         if spec["scaling"]:
@@ -245,6 +257,8 @@ def _fill(a: torch.Tensor, b: torch.Tensor, given: dict[str, Any], spec: Spec, s
             memory = stored(tensor)
             values = normal(tuple(memory.shape))
             memory.copy_(of_one_sign(values, -1 if tensor is a else -2) if tensor.dtype in FP8 else values)
+    if spec["loud"]:
+        stored(b).mul_(LOUD)
     groups, m, _, k = spec["sizes"]
     for name in ("scale_a", "scale_b"):  # so that half of a gated product can be float16
         if given[name] is not None:

@@ -88,6 +88,10 @@ class MatmulKit(ProductKit):
             {"sizes": (256, 192, 64), "bias": "plain", "activation": "silu", "scaling": "rowwise"},
             {"sizes": (1, 256, 300), "layout": "nt"},
             {"layout": "tt", "batch": 3},
+            {"dtype": "int8", "out_dtype": "", "out": "transposed"},
+            {"dtype": "int8", "out_dtype": "", "batch": 3, "layout": "tn"},
+            {"dtype": "int8", "scaling": "scalar", "activation": "relu", "bias": "plain"},
+            {"dtype": "int8", "scaling": "rowwise", "activation": "gelu", "bias": ""},
         )
 
     def crowded(self, size: Size) -> Sequence[Spec]:
@@ -164,9 +168,9 @@ class MatmulKit(ProductKit):
             kind = torch.float32 if spec["bias"] == "float32" else out_dtype
             arguments["bias"] = beside("bias", (n,), loose_strides((n,), spec["bias"]), kind)
         if spec["scaling"]:
-            for name, length in (("scale_a", m), ("scale_b", n)):
+            for name, length, step in (("scale_a", m, 2), ("scale_b", n, 3)):
                 shape: Strides = (length,) if spec["scaling"] == "rowwise" else ()
-                arguments[name] = beside(name, shape, loose_strides(shape, spec["scales"]), torch.float32)
+                arguments[name] = beside(name, shape, loose_strides(shape, spec["scales"], step), torch.float32)
         written = {}
         if spec["out"]:
             shape = (batch, m, n) if batch else (m, n)

@@ -18,6 +18,8 @@ from registry.ops.parts.rounding import sum_eps
 from registry.ops.parts.sizes import Size
 
 SPREADS = {"": 1.0, "sharp": 6.0, "flat": 0.01}
+SOFTCAPS = (2.5, 5.0, 30.0, 100.0)
+"""A fraction, and what models have."""
 LSE_TIMES_EPS = 0.1
 """An LSE may be off by this fraction of the operands' rounding: less than what rounding the weights costs anyway."""
 
@@ -75,6 +77,11 @@ class AttentionLikeKit(Kit):
         if isinstance(lse, torch.Tensor) and not lse.is_contiguous():
             found.append(f"lse has strides {lse.stride()}: backward variants rely on a contiguous one")
         return found
+
+
+def wide_window(size: Size) -> int:
+    """Keys before each query's own: several blocks of them, the first of which is the last of its block."""
+    return size.long // 2 // 64 * 64 + 1
 
 
 def expected_lse(lse: torch.Tensor, model: torch.Tensor, noise: float, dtype: torch.dtype) -> Expected:

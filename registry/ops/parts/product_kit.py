@@ -86,12 +86,12 @@ LOOSE = ("strided", "expanded")
 """How what is beside the operands (scales, a bias) may lie, where its contract says "any strides"."""
 
 
-def loose_strides(shape: Strides, style: str) -> Strides:
-    """ "strided": each second element, in the order of columns; "expanded": one for all of the first dimension."""
+def loose_strides(shape: Strides, style: str, step: int = 2) -> Strides:
+    """ "strided": elements `step` apart, in the order of columns; "expanded": one for all of the first dimension."""
     if style == "expanded":
         return (0, *dense_strides(shape)[1:])
     if style == "strided":
-        return (2, *(2 * shape[0] + 1 for _ in shape[1:]))
+        return (step, *(step * shape[0] + 1 for _ in shape[1:]))
     return dense_strides(shape)
 
 
