@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from registry.contract.declared import check_declaration
 from registry.contract.variant import Variant
@@ -120,6 +122,17 @@ class _Lazy:
     def _count(self, name: str) -> None:
         self._times[name] += 1
         self._added[name] = self._times[name]
+
+    def add_tables(self, tables: Iterable[tuple[str, Path]]) -> bool:
+        """Add tables of a plugin that nobody installed; whether there was one that is not known yet."""
+        known = self.get()
+        with self._swap:
+            before = known = self._catalog or known
+            for origin, path in tables:
+                if path not in [there for _, there in known.tables]:
+                    known = known.with_tables(origin, [path])
+            self._catalog = known
+            return known is not before
 
     def registrations(self) -> dict[str, int]:
         """What `register` added, with its number among those of its name: another of that name may do otherwise."""

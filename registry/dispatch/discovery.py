@@ -85,6 +85,10 @@ class Catalog:
             raise DuplicateVariant(variant.name, known.origin, origin)
         return replace(self, variants={**self.variants, variant.name: replace(variant, origin=origin)})
 
+    def with_tables(self, plugin: str, paths: Iterable[Path]) -> Catalog:
+        """This catalog plus the tables that a plugin ships."""
+        return replace(self, tables=(*self.tables, *((plugin, path) for path in paths)))
+
     def with_failure(self, plugin: str, error: BaseException) -> Catalog:
         """This catalog plus one failed plugin, which is logged once, here."""
         text = told(error)
@@ -101,7 +105,7 @@ def discover(registered: list[Variant] | None = None) -> Catalog:
         registered.clear()
         try:
             with contained():
-                found = _collect(found, manager, load(), name, registered)
+                found = collect(found, manager, load(), name, registered)
         except PluginFailed as failed:
             found = found.with_failure(name, failed.error)
     registered.clear()
@@ -175,7 +179,9 @@ def _check_commands(commands: Mapping[Any, Any]) -> None:
             raise DeclarationError(f"registry_commands: got {got}; allowed: commands of click, by their names")
 
 
-def _collect(found: Catalog, manager: pluggy.PluginManager, plugin: Any, name: str, more: list[Variant]) -> Catalog:
+def collect(
+    found: Catalog, manager: pluggy.PluginManager, plugin: Any, name: str, more: Iterable[Variant] = ()
+) -> Catalog:
     """The catalog with what one plugin declares, by its hooks and in `more`. Raises what is wrong with it."""
     manager.register(plugin, name=name)
     try:
@@ -196,7 +202,7 @@ def _collect(found: Catalog, manager: pluggy.PluginManager, plugin: Any, name: s
         if variant.op not in PROBLEM_TYPES:
             known = ", ".join(sorted(op for op in PROBLEM_TYPES if op))
             raise DeclarationError(f"Variant {variant.name}: op: got {variant.op!r}; allowed: {known}")
-    return replace(found, tables=(*found.tables, *((name, path) for path in tables)), plugins=(*found.plugins, name))
+    return replace(found.with_tables(name, tables), plugins=(*found.plugins, name))
 
 
 def _check_names(manager: pluggy.PluginManager) -> None:
@@ -216,10 +222,10 @@ def _answers(manager: pluggy.PluginManager, plugin: Any, hook: str) -> list[Any]
     answers = caller()
     if len(answers) < len(caller.get_hookimpls()):
         raise DeclarationError(f"{hook}: got None; allowed: a list")
-    return [one for answer in answers for one in listed(hook, answer)]
+    return [one for answer in answers for one in _listed(hook, answer)]
 
 
-def listed(hook: str, answer: Any) -> list[Any]:
+def _listed(hook: str, answer: Any) -> list[Any]:
     """What a hook lists; anything but a list, or what may be read as one, is an error."""
     if isinstance(answer, (str, bytes, os.PathLike, Variant, Mapping)) or not isinstance(answer, Iterable):
         raise DeclarationError(f"{hook}: got {type(answer).__name__}; allowed: a list")

@@ -65,6 +65,13 @@ def reload(by_op: tuple[Layer, ...] = ()) -> TableSet:
     return found
 
 
+def expire() -> None:
+    """Have the tables read again when somebody asks for them, as at first use."""
+    global _loaded
+    with _lock:
+        _loaded = False
+
+
 def wrong_with(found: TableSet) -> list[str]:
     """What to tell the user about tables that were just read: files and rows left out, names that nobody declares."""
     known = catalog.get().variants

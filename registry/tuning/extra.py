@@ -1,4 +1,5 @@
-"""Variants of no installed plugin: a file or a module named on the command line, such as peers to be timed beside."""
+"""Variants, and tables, of no installed plugin: a file or a module named on the command line, such as peers to be timed
+beside."""
 
 from __future__ import annotations
 
@@ -13,12 +14,14 @@ from types import ModuleType
 from typing import TypeVar
 
 from registry.contract.variant import Variant
+from registry.dispatch import in_force
 from registry.dispatch.catalog import catalog
-from registry.dispatch.discovery import Catalog, PluginFailed, contained, listed, new_manager
+from registry.dispatch.discovery import Catalog, PluginFailed, collect, contained, new_manager
 from registry.dispatch.fingerprint import fingerprint_of
+from registry.dispatch.plan_cache import forget_plans
 from registry.errors import InvalidArgument
+from registry.hookspecs import hookimpl
 from registry.notices import told
-from registry.ops.known import all_ops
 
 T = TypeVar("T")
 _FROM: dict[str, str] = {}
@@ -31,22 +34,20 @@ def as_arguments(variant: Variant) -> tuple[str, ...]:
 
 
 def load_plugins(names: Iterable[str]) -> list[Variant]:
-    """Import each file (*.py) or module and register the variants that its `registry_variants()` gives, once. One whose
-    name is taken would be measured, or checked, by the other's code: it is refused unless the code is the same."""
-    added = []
+    """Import each file (*.py) or module and take in what its hooks give, as if it were installed: variants, once, and
+    tables. A variant whose name is taken would be measured, or checked, by the other's code: it is refused unless the
+    code is the same."""
+    added, tables = [], list[tuple[str, Path]]()
     for name in names:
         module = _module(name)
-        declare = getattr(module, "registry_variants", None)
-        if declare is None:
-            raise InvalidArgument("plugin", name, "a module with a function registry_variants()")
-        if new_manager().parse_hookimpl_opts(module, "registry_variants") is None:
-            _warn(f"{name}: registry_variants is not marked with @registry.hookimpl: once installed it would not load")
-        declared = _own_code(name, functools.partial(_listed, name, declare))
-        if not declared:  # no error: peers may be named that are not installed here
+        for hook in _unmarked(module):
+            _warn(f"{name}: {hook} is not marked with @registry.hookimpl: once installed it would not load")
+            hookimpl(getattr(module, hook))  # and is called all the same
+        found = _own_code(name, functools.partial(collect, Catalog(), new_manager(), module, name))
+        if not found.variants and not found.tables:  # no error: peers may be named that are not installed here
             _warn(f"{name}: registry_variants() gives no variants, so that nothing of this plugin takes part")
-        for variant in declared:
-            if variant.op not in all_ops():
-                raise InvalidArgument("plugin", f"{name}: {variant.name} of op {variant.op!r}", ", ".join(all_ops()))
+        tables += found.tables
+        for variant in found.variants.values():
             origin, known = _origin(name), catalog.get().variants.get(variant.name)
             if known is None:
                 catalog.register(variant, name)
@@ -56,6 +57,9 @@ def load_plugins(names: Iterable[str]) -> list[Variant]:
                 other = _FROM.get(variant.name, "an installed plugin")
                 got = f"{name}: {variant.name}, which {other} declares with other code"
                 raise InvalidArgument("plugin", got, "variants of names that are not taken")
+    if tables and catalog.add_tables(tables):
+        in_force.expire()
+        forget_plans()
     return added
 
 
@@ -63,6 +67,13 @@ def load_plugins(names: Iterable[str]) -> list[Variant]:
 def _warn(text: str) -> None:
     """Once, however often a command loads its plugins."""
     warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+def _unmarked(module: ModuleType) -> list[str]:
+    """The hooks that a module has without a mark."""
+    manager = new_manager()
+    there = [hook for hook in vars(manager.hook) if callable(getattr(module, hook, None))]
+    return [hook for hook in there if manager.parse_hookimpl_opts(module, hook) is None]
 
 
 def _origin(name: str) -> str:
@@ -81,20 +92,14 @@ def _module(name: str) -> ModuleType:
         raise InvalidArgument("plugin", name, "a readable Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[label] = module
+    if str(path.parent) not in sys.path:  # for modules beside the file; last, so that they stand in for no others
+        sys.path.append(str(path.parent))
     try:
         _own_code(name, functools.partial(spec.loader.exec_module, module))
     except BaseException:
         del sys.modules[label]
         raise
     return module
-
-
-def _listed(name: str, declare: Callable[[], Iterable[Variant]]) -> list[Variant]:
-    """What a plugin declares. What an installed one is refused for, this one is, too."""
-    variants, together = listed("registry_variants", declare()), Catalog()
-    for variant in variants:
-        together = together.with_variant(variant, name)
-    return variants
 
 
 def _own_code(name: str, run: Callable[[], T]) -> T:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 import registry
+from registry.dispatch.catalog import catalog
 
 
 def qkv(*shape: int, **kwargs: Any) -> tuple[torch.Tensor, ...]:
@@ -27,8 +29,11 @@ def math_run(q: Any, k: Any, v: Any, *, scale: float, config: Any, causal: bool 
 
 @contextlib.contextmanager
 def taken_back() -> Iterator[None]:
-    """What is registered meanwhile is gone afterwards."""
-    before = set(registry.variants())
+    """What is registered meanwhile is gone afterwards, and so are tables of `--plugin`."""
+    before = catalog.get()
     yield
-    for name in set(registry.variants()) - before:
+    for name in set(registry.variants()) - set(before.variants):
         registry.unregister(name)
+    if catalog.get().tables != before.tables:
+        catalog._catalog = dataclasses.replace(catalog.get(), tables=before.tables)
+        registry.reload_tables()
