@@ -30,6 +30,8 @@ class Query:
     """(problem, claim) -> what the caller can do about it, if anything."""
     unclaimed: Any = None
     """What `Requires.<claim>` is where a variant does not claim it."""
+    dtypes: tuple[str, ...] = ()
+    """The only ones whose calls can ask for the claim; () is any."""
 
 
 _UNCLAIMED: Mapping[Any, Any] = {"flag": False, "closed": False, "member": (), "optional_member": (), "multiple": 1}
@@ -55,9 +57,11 @@ def query(
     return dataclasses.field(default=default, metadata={_KEY: Query(rule, claim, fix, unclaimed)})
 
 
-def derived_flag(claim: str, fix: Callable[[Any, Any], str | None] | None = None) -> Any:
-    """Declare a flag that `__post_init__` sets from other fields."""
-    return dataclasses.field(init=False, metadata=query("flag", claim=claim, default=False, fix=fix).metadata)
+def derived_flag(
+    claim: str, fix: Callable[[Any, Any], str | None] | None = None, dtypes: tuple[str, ...] = ()
+) -> Any:
+    """Declare a flag that `__post_init__` sets from other fields, where it can be set for these `dtypes` alone."""
+    return dataclasses.field(init=False, metadata={_KEY: Query("flag", claim, fix, False, dtypes)})
 
 
 def fact(default: Any = dataclasses.MISSING) -> Any:

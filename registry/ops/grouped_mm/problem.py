@@ -64,7 +64,7 @@ class GroupedMmProblem(Problem):
     scaling: str = query("optional_member", claim="scaling", default="")
     out: bool = query("flag", claim="out", default=False)
     ieee: bool = ieee_flag()
-    promoted: bool = derived_flag("promoted")
+    promoted: bool = derived_flag("promoted", dtypes=FP8_NAMES)
     """float8: sums leave the tensor cores' own adders for float32 every 128 values of K at the latest."""
     operands: tuple[OperandFact, ...] = query(alignment, claim="base_alignment", default=())
 
