@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,7 @@ def runs(subject: Subject, trial: Trial) -> Finding:
     complaints = [*sample.changed(), *subject.kit.form(sample, results)]
     if subject.variant.design.dsl not in OF_TORCH:
         complaints += subject.kit.order(sample, results)
-    complaints += [f"{name} requires a gradient" for name, result in results.items() if _followed(result)]
+    complaints += [f"{name} {wrong}" for name, result in results.items() if (wrong := _no_plain_tensor(result))]
     complaints += [f"the launch changed {what}" for what in before if not _equal(before[what], after[what])]
     if overruns := watched.overruns():
         complaints.append(f"{overruns} allocations were written outside of their bounds")
@@ -60,8 +61,14 @@ def runs(subject: Subject, trial: Trial) -> Finding:
     return Finding.of(verdict, *complaints)
 
 
-def _followed(result: Any) -> bool:
-    return isinstance(result, torch.Tensor) and result.requires_grad
+def _no_plain_tensor(result: Any) -> str:
+    """Why a tensor is none as torch's own functions give it without gradients: callers would meet another than theirs."""
+    if not isinstance(result, torch.Tensor):
+        return ""  # which is judged elsewhere
+    kind = type(result)
+    if kind is not torch.Tensor:
+        return f"is a {kind.__module__}.{kind.__qualname__}; allowed: a plain torch.Tensor"
+    return "requires a gradient" if result.requires_grad else ""
 
 
 def _state(device: torch.device) -> dict[str, Any]:
@@ -74,6 +81,7 @@ def _state(device: torch.device) -> dict[str, Any]:
         "torch's deterministic setting": torch.are_deterministic_algorithms_enabled(),
         "whether torch follows gradients": torch.is_grad_enabled(),
         "torch's settings of products": _flags(),
+        "whether the CPU flushes denormal numbers": sys.float_info.min * 0.5 == 0.0,  # nobody else tells
     }
     if device.type == "cuda":
         found["the GPU's random numbers"] = torch.cuda.get_rng_state(device)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,13 @@ from registry.ops.parts.sizes import size_for
 from registry.testing import Report, check_variant, checks_for
 
 pytestmark = pytest.mark.usefixtures("quick_python")
+
+
+class Labelled(torch.Tensor):
+    """What torch's functions give of one is one again."""
+
+    def __new__(cls, plain: torch.Tensor) -> Any:
+        return plain.as_subclass(cls)
 
 
 def product(a: Any, b: Any, *, config: Any, **given: Any) -> Any:
@@ -170,6 +178,29 @@ def test_gradients_in_another_memory_order_fail() -> None:
 def test_a_result_that_requires_a_gradient_fails() -> None:
     found = failing(product_variant(lambda a, b, **given: torch.matmul(a, b).requires_grad_()), "float32")
     assert found and all("out requires a gradient" in detail for detail in found)
+
+
+@pytest.mark.parametrize("kind", ["Parameter", "Labelled"])
+def test_a_result_that_is_no_plain_tensor_fails(kind: str) -> None:
+    make = {"Parameter": functools.partial(torch.nn.Parameter, requires_grad=False), "Labelled": Labelled}[kind]
+    found = failing(product_variant(lambda a, b, **given: make(torch.matmul(a, b))), "float32")
+    name = {"Parameter": "torch.nn.parameter.Parameter", "Labelled": f"{__name__}.Labelled"}[kind]
+    assert found and all(f"out is a {name}; allowed: a plain torch.Tensor" in detail for detail in found)
+
+
+def test_a_launch_that_has_denormal_numbers_flushed_fails() -> None:
+    def flushing(a: Any, b: Any, **given: Any) -> Any:
+        assert torch.set_flush_denormal(True)
+        return torch.matmul(a, b)
+
+    if not torch.set_flush_denormal(False):
+        pytest.skip("this CPU flushes none")
+    try:
+        found = failing(product_variant(flushing), "float32")
+    finally:
+        torch.set_flush_denormal(False)
+    assert any("the launch changed whether the CPU flushes denormal numbers" in detail for detail in found)
+    assert not failing(product_variant(), "float32")
 
 
 def test_a_run_that_ends_the_process_fails_its_checks_alone() -> None:
