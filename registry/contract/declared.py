@@ -105,9 +105,9 @@ def _check_values(requires: Requires, op: str, kind: type[Problem]) -> None:
                 if value not in known:
                     allowed = ", ".join(map(repr, filter(None, known)))
                     raise DeclarationError(f"Requires.{how.claim}: got {shown(value)}; allowed of {op}: {allowed}")
-        if claim and how.dtypes and not {*how.dtypes} & {*requires.dtypes}:
+        if claim and how.dtypes and not how.dtypes & {*requires.dtypes}:
             got = f"{shown(claim)} beside dtypes {', '.join(requires.dtypes) or 'none'}"
-            allowed = f"beside {' or '.join(how.dtypes)}, which alone ask for it"
+            allowed = f"beside {' or '.join(sorted(how.dtypes))}, which alone ask for it"
             raise DeclarationError(f"Requires.{how.claim}: got {got}; allowed: {allowed}")
     unclaimed = kind.claims()
     several = {how.claim for how in kind.queries().values() if how.rule == "closed"}  # True, or the values allowed

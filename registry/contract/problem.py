@@ -30,8 +30,8 @@ class Query:
     """(problem, claim) -> what the caller can do about it, if anything."""
     unclaimed: Any = None
     """What `Requires.<claim>` is where a variant does not claim it."""
-    dtypes: tuple[str, ...] = ()
-    """The only ones whose calls can ask for the claim; () is any."""
+    dtypes: frozenset[str] = frozenset()
+    """The only ones whose calls can ask for the claim; none named is any."""
 
 
 _UNCLAIMED: Mapping[Any, Any] = {"flag": False, "closed": False, "member": (), "optional_member": (), "multiple": 1}
@@ -58,7 +58,7 @@ def query(
 
 
 def derived_flag(
-    claim: str, fix: Callable[[Any, Any], str | None] | None = None, dtypes: tuple[str, ...] = ()
+    claim: str, fix: Callable[[Any, Any], str | None] | None = None, dtypes: frozenset[str] = frozenset()
 ) -> Any:
     """Declare a flag that `__post_init__` sets from other fields, where it can be set for these `dtypes` alone."""
     return dataclasses.field(init=False, metadata={_KEY: Query("flag", claim, fix, False, dtypes)})

@@ -62,7 +62,7 @@ def runs(subject: Subject, trial: Trial) -> Finding:
 
 
 def _no_plain_tensor(result: Any) -> str:
-    """Why a tensor is none as torch's own functions give it without gradients: callers would meet another than theirs."""
+    """Why a tensor is none as torch's own functions give without gradients; callers count on such."""
     if not isinstance(result, torch.Tensor):
         return ""  # which is judged elsewhere
     kind = type(result)
@@ -110,7 +110,7 @@ def front_door(subject: Subject, trial: Trial) -> Finding:
     """Called by name through the op, the variant gives the same right results."""
     sample, _ = subject.sample(trial.spec, subject.seed(trial.name))
     sample.freeze()
-    with spec_conditions(trial.spec), present(subject.variant):
+    with spec_conditions(trial.spec), present(subject.variant), subject.naming_misfits():
         results = subject.kit.front_door(subject.variant.name, sample)
     subject.synchronize()
     verdict = subject.judge(trial.spec, sample, results)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from registry.contract.target import Target, interpreting
 from registry.contract.variant import Variant
 from registry.dispatch.catalog import catalog
 from registry.dispatch.plan_cache import forget_plans
+from registry.errors import InvalidArgument
 from registry.ops.known import register, unregister
 from registry.ops.op import Op
 from registry.ops.parts.judging import Expected, Verdict, judge
@@ -58,15 +60,35 @@ class Subject:
     def bind(self, problem: Problem, config: Config) -> Callable[..., Any]:
         """The launch that the op would make."""
         launch = self.op.bind(self.variant, problem, config)
-        if not self.interpreted:
-            return launch
-        import numpy
+        quiet: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        if self.interpreted:
+            import numpy
 
-        def quietly(*args: Any, **kwargs: Any) -> Any:
-            with numpy.errstate(all="ignore"):  # a GPU does not warn of infinities, either
+            quiet = functools.partial(numpy.errstate, all="ignore")  # a GPU does not warn of infinities, either
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self.naming_misfits(), quiet():
                 return launch(*args, **kwargs)
 
-        return quietly
+        return watched
+
+    @contextlib.contextmanager
+    def naming_misfits(self) -> Iterator[None]:
+        """Around calls of what a variant gives: where it cannot take what it is called with, it is named, and the call.
+        A declaration tells that of `run`, but nobody has seen what `prepare` gives before it is called."""
+        try:
+            yield
+        except TypeError as error:
+            if _raised_in(error) not in _CALLERS:
+                raise
+            prepared = self.variant.prepare is not None and not self.interpreted
+            handed = self.op.handed(self.variant)
+            keywords = handed.varying if prepared else ("config", *handed.fixed, *handed.varying)
+            name, what = ("launch", "the launch that prepare gave") if prepared else ("run", "run")
+            call = f"{name}({', '.join((*handed.tensors, *(['*', *keywords] if keywords else ())))})"
+            got = f"one that cannot be called so ({error})"
+            allowed = f"one that {self.op.name} can call as {call}"
+            raise InvalidArgument(f"{self.variant.name}: {what}", got, allowed) from error
 
     def sample(self, spec: Spec, seed: int) -> tuple[Sample, Problem]:
         """Real tensors for a spec, and the problem that they make."""
@@ -99,6 +121,18 @@ class Subject:
         with torch.cuda.stream(stream):
             yield
         stream.synchronize()
+
+
+_CALLERS = (__name__, "registry.dispatch.plan", "registry.dispatch.launches", "registry.ops.op")
+"""Modules that call what a variant gives. Where a call does not fit, its error begins there."""
+
+
+def _raised_in(error: BaseException) -> str:
+    """The module of the innermost frame."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return "" if place is None else str(place.tb_frame.f_globals.get("__name__", ""))
 
 
 @contextlib.contextmanager

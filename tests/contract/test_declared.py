@@ -50,7 +50,10 @@ def declared(op="attention", run=whatever, **given):
             dict(op="matmul", dtypes=("float16", "int8"), promoted=True),
             "Requires.promoted: got True beside dtypes float16, int8; allowed: beside float8_e4m3fn or float8_e5m2, wh",
         ),
-        (dict(op="grouped_mm", promoted=True), "Requires.promoted: got True beside dtypes none; allowed: beside float8"),
+        (
+            dict(op="grouped_mm", promoted=True),
+            "Requires.promoted: got True beside dtypes none; allowed: beside float8",
+        ),
         (dict(op="matmul", dtypes=("float16", "float8_e5m2"), promoted=True), ""),
         (dict(op="grouped_mm", dtypes=("float16",), promoted=False), ""),
         (dict(grad_lse=True), "Requires.grad_lse: got a claim that attention does not have"),

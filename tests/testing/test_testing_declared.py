@@ -39,7 +39,8 @@ def prepare(problem: Any, config: Any) -> Callable[..., Any]:
 
 
 def product_variant(run: Any = product, **declared: Any) -> Variant:
-    requires = Requires(arch=("cpu",), dtypes=("float32",), layouts=("nn",), ieee=True)
+    claims = {name: declared.pop(name) for name in ("bias", "activations") if name in declared}
+    requires = Requires(arch=("cpu",), dtypes=("float32",), layouts=("nn",), ieee=True, **claims)
     return Variant("test.product", op="matmul", run=run, requires=requires, **declared)
 
 
@@ -68,6 +69,35 @@ def test_a_wrong_run_beside_a_right_prepare_fails() -> None:
     wrong = product_variant(lambda a, b, *, config, **given: torch.matmul(a, b) * 1.01, prepare=prepare)
     assert not failing(wrong, "float32")
     assert all("relative error" in detail for detail in failing(wrong, "run itself")) and failing(wrong, "run itself")
+
+
+def misfit(problem: Any, config: Any) -> Callable[..., Any]:
+    def launch(a: Any) -> Any:
+        raise NotImplementedError
+
+    return launch
+
+
+@pytest.mark.parametrize("check", ["float32", "called again", "threads", "by name"])
+def test_a_launch_that_cannot_be_called_is_named_with_its_call(check: str) -> None:
+    found = failing(product_variant(prepare=misfit, bias=True, activations=("relu",)), check)
+    said = "test.product: the launch that prepare gave: got one that cannot be called so (misfit.<locals>.launch() "
+    assert found and all(detail.startswith(f"InvalidArgument: {said}") for detail in found), found
+    assert all("; allowed: one that matmul can call as launch(a, b, *, bias)" in detail for detail in found), found
+
+
+def test_a_run_that_cannot_be_called_is_named_with_its_call() -> None:
+    found = failing(product_variant(lambda a: a), "float32")
+    assert found and all("one that matmul can call as run(a, b, *, config)" in detail for detail in found)
+
+
+@pytest.mark.parametrize("where", ["launch", "prepare"])
+def test_a_type_error_of_its_own_code_stays_as_it_is(where: str) -> None:
+    def fails(problem: Any, config: Any) -> Callable[..., Any]:
+        return (lambda a, b, **given: len(3)) if where == "launch" else len(3)  # type: ignore[arg-type]
+
+    found = failing(product_variant(prepare=fails), "float32")
+    assert found and all(detail.startswith("TypeError: object of type 'int' has no len()") for detail in found)
 
 
 def test_a_run_without_a_prepare_is_launched_once() -> None:
