@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from registry.ops.parts.authors import Contract
+from registry.ops.parts.authors import SOFTCAPS, Contract
 
 _MASKS = {
     "causal": "key `j` is seen by query `i` where `j <= i + keys - rows` (aligned bottom-right)",
@@ -29,6 +29,7 @@ BY_OP = {
         },
         notes=(
             _MASK_NOTE,
+            SOFTCAPS,
             "A row that sees no key gives zeros, and an LSE of -inf.",
             "Tensors come with the strides and the alignment that the claims allow, and nothing about the memory "
             "beyond them may be assumed: it holds NaN in the tests.",
@@ -51,6 +52,7 @@ BY_OP = {
         },
         notes=(
             _MASK_NOTE,
+            SOFTCAPS,
             "A variant that claims no `deterministic` is not asked where torch wants it; one that claims it may still "
             "take a faster way where it is `False`.",
             "Gradients are dense even where an input was expanded: autograd sums them.",

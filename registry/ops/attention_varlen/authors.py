@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from registry.ops.parts.authors import Contract
+from registry.ops.parts.authors import SOFTCAPS, Contract
 
 _SHARED = {
     "causal": "key `j` of a sequence is seen by its query `i` where `j <= i + keys - rows` (aligned bottom-right)",
@@ -60,6 +60,7 @@ BY_OP = {
         notes=(
             _LENGTHS,
             _MASKS,
+            SOFTCAPS,
             "A row that sees no key gives zeros, and an LSE of -inf (with a sink: of the sink). Sequences may be "
             "empty.",
             "A Problem has the maxima and the totals of the lengths, not the lengths.",
@@ -83,6 +84,7 @@ BY_OP = {
         notes=(
             _LENGTHS,
             _MASKS,
+            SOFTCAPS,
             "The claim `lse` is needed here, for every call has one: a variant without it is refused everywhere.",
         ),
     ),

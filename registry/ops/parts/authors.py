@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from registry.ops.parts.heads import MOST_SOFTCAP
+
+SOFTCAPS = (
+    f"The claim `softcap` is one of softcaps up to {MOST_SOFTCAP:g}: a tanh made of exponentials leaves scores off by "
+    "1e-7 of the softcap, however small they are. `any_softcap=True` beside it claims those above, too, for a kernel "
+    "whose tanh does not."
+)
+"""What attention's ops say alike."""
+
 
 @dataclass(frozen=True)
 class Contract:
