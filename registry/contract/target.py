@@ -47,7 +47,7 @@ class Target:
     def named(name: str) -> Target:
         """A made-up target by architecture ("sm90", "cpu") or device ("H100", "RTX 3090"), case and spaces aside; also
         by what a driver calls the device ("NVIDIA H100 80GB HBM3")."""
-        found = _CATALOGUE.get(_normal(name)) if isinstance(name, str) else None
+        found = _CATALOGUE.get(plain_device(name)) if isinstance(name, str) else None
         if found is None:
             raise InvalidArgument("target", shown(name), ", ".join(known_names()))
         return _with_toolchain(found, _version("torch"), _version("triton"))
@@ -125,9 +125,13 @@ _DEVICES = (
 )
 
 
-def _normal(name: str) -> str:
+# Of "MIG 1g.10gb" and "MIG 1g.20gb" the memory tells which it is.
+_ADDED = re.compile(r"nvidia|geforce|tesla|(?<![\d.])\d+\s?gb(?![a-z\d])|hbm\d[a-z\d]*|sxm\d*|[\s_-]+")
+
+
+def plain_device(name: str) -> str:
     """Without what makers and drivers add: "NVIDIA A100-SXM4-80GB" and "Tesla T4" are an A100 and a T4."""
-    return re.sub(r"nvidia|geforce|tesla|\d+\s?gb\b|hbm\d\w*|sxm\d*|[\s_-]+", "", name.lower())
+    return _ADDED.sub("", name.lower())
 
 
 def _build_catalogue() -> dict[str, Target]:
@@ -136,7 +140,7 @@ def _build_catalogue() -> dict[str, Target]:
         shared_memory, gbs = device.shared_memory_kib * KIB, device.memory_gbs
         target = Target(device.arch, device.name, device.sm_count, shared_memory, memory_gbs=gbs)
         catalogue.setdefault(device.arch, replace(target, name=device.arch))
-        catalogue[_normal(device.name)] = target
+        catalogue[plain_device(device.name)] = target
     return catalogue
 
 
@@ -162,7 +166,7 @@ def _cuda_target(index: int) -> Target:
 
     props = torch.cuda.get_device_properties(index)
     arch = f"sm{props.major}{props.minor}"
-    listed = _CATALOGUE.get(_normal(props.name)) or _CATALOGUE.get(arch)
+    listed = _CATALOGUE.get(plain_device(props.name)) or _CATALOGUE.get(arch)
     return Target(
         arch=arch,
         name=props.name,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from registry.tables.match import arch_covers, same_device
 from registry.tables.model import Erratum, Layer, Rule, Table, TableSet, Use
 from registry.tables.reach import Taken
 
@@ -46,6 +47,8 @@ class Known:
     about."""
     arch_of: Callable[[str], str | None] | None = None
     """The architecture of a device name, None for a device that is not known."""
+    devices: Sequence[str] = ()
+    """Names of devices that are known, to suggest one."""
     root: Path | None = None
     """The folder that holds docs/. It lies in a checkout, not in an installed package."""
 
@@ -55,6 +58,7 @@ def lint(tables: TableSet, known: Known) -> list[LintFinding]:
     found = [LintFinding("error", e.file, e.line, e.path, e.code, e.problem) for e in tables.broken]
     for table in tables.tables:
         found.extend(_lint_file_name(table, known))
+        found.extend(_lint_device(table, known))
         unreachable, compared = _unreachable(table)
         for rule in table.rules:
             found.extend(_lint_rule(table, rule, known, rule.index in unreachable))
@@ -75,6 +79,23 @@ def _lint_file_name(table: Table, known: Known) -> Iterator[LintFinding]:
         yield LintFinding("error", table.file, 1, "$", "misnamed-file", message)
     elif name.partition(".")[0] in {*known.variants.values()} - {table.op}:
         yield LintFinding("warning", table.file, 1, "$", "misnamed-file", message)
+
+
+def _lint_device(table: Table, known: Known) -> Iterator[LintFinding]:
+    """What was measured on a device stands for it, listed or not: there the driver says the name."""
+    if table.device is None or known.arch_of is None:
+        return
+    arch = known.arch_of(table.device)
+    measured = any(rule.evidence and same_device(rule.evidence.device, table.device) for rule in table.rules)
+    if arch is None and not measured:
+        from registry.tables.schema import suggest
+
+        message = f"no known device is {table.device!r}, so only one that its driver calls so takes this table"
+        message += f"; {suggest(table.device, known.devices)}" if known.devices else ""
+        yield LintFinding("warning", table.file, 1, "$.device", "unknown-device", message)
+    elif arch is not None and not arch_covers(table.arch, arch):
+        message = f"{table.device} is {arch}, the table is for {table.arch}: it is never used"
+        yield LintFinding("error", table.file, 1, "$.device", "foreign-device", message)
 
 
 def _unreachable(table: Table) -> tuple[set[int], int]:

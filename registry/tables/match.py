@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from registry.contract.capability import MOST_DIGITS
+from registry.contract.target import plain_device
 
 Kind = str
 """How a fact is matched: "int" and "float" by value or range, "bool" by being set, "str" by name, "arch" by pattern."""
@@ -137,12 +138,8 @@ def arch_covers(pattern: Any, arch: Any) -> bool:
 
 
 def same_device(one: str, other: str) -> bool:
-    """True where two device names mean one device, case, spaces and the maker's name aside."""
-    return _plain_device(one) == _plain_device(other)
-
-
-def _plain_device(name: str) -> str:
-    return re.sub(r"nvidia|geforce|[\s_-]+", "", name.lower())
+    """True where two device names mean one device, as `Target.named` takes them."""
+    return plain_device(one) == plain_device(other)
 
 
 def _parse_bool(name: str, declared: Field, value: Any) -> Condition:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from registry.contract.capability import arch_matches
-from registry.contract.target import Target
+from registry.contract.target import Target, known_names
 from registry.dispatch import in_force
 from registry.dispatch.catalog import catalog
 from registry.dispatch.staleness import stale_evidence
@@ -30,6 +30,7 @@ def known_here() -> Known:
         runs_on=lambda name, arch: arch_matches(catalog.get().variants[name].requires.arch, arch),
         stale=stale_evidence,
         arch_of=_arch_of,
+        devices=known_names(),
         root=folder.parents[1] if folder else None,
     )
 

@@ -15,6 +15,7 @@ import yaml
 from brew_tables import ERRATUM, OPS, FakeTarget, load, picks, table
 from races import in_threads
 
+from registry import Target
 from registry.dispatch import in_force
 from registry.errors import TableError
 from registry.tables import Layer, TableSet, TableStore, environment_files, files_at, load_tables, shipped_files
@@ -120,7 +121,17 @@ def test_arch_patterns(pattern: str, takes: list[str], refuses: list[str]) -> No
 
 def test_device_names_compare_as_people_write_them() -> None:
     assert same_device("NVIDIA H200", "H200") and same_device("rtx-3090", "NVIDIA GeForce RTX 3090")
+    assert same_device("NVIDIA H100 80GB HBM3", "H100") and same_device("NVIDIA_A100-SXM4-80GB", "a100")
     assert not same_device("H100", "H100 PCIe")
+    assert not same_device("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA A100-SXM4-80GB MIG 1g.20gb")
+
+
+@pytest.mark.parametrize("called", ["NVIDIA H100 80GB HBM3", "NVIDIA GH200 480GB", "Tesla T4", "NVIDIA L4"])
+def test_a_table_by_a_drivers_name_is_that_of_the_named_target(tmp_path: Path, called: str) -> None:
+    target = Target.named(called)
+    tables = load(tmp_path, f"device: {called}\n" + table("use: [a]", arch=target.arch))
+    for device in (called, target.name):
+        assert [match.use[0].variant for match in tables.match("brew", {}, target.arch, device)] == ["a"]
 
 
 # --- layers -------------------------------------------------------------------------------------------------------

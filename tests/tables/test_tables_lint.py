@@ -55,6 +55,22 @@ def test_lint(tmp_path: Path, expected: tuple[str, int, str] | None, rules: list
     assert codes(load(tmp_path, table(*rules))) == ([expected] if expected else [])
 
 
+@pytest.mark.parametrize(
+    ("device", "found"),
+    [("NVIDIA H200", []), ("NVIDIA H2000", ["unknown-device"]), ("NVIDIA B200", ["foreign-device"])],
+)
+def test_the_device_of_a_table_is_one_that_is_known(tmp_path: Path, device: str, found: list[str]) -> None:
+    tables = load(tmp_path, f"device: {device}\n" + table(rule()))
+    findings = lint(tables, dataclasses.replace(KNOWN, devices=("H200", "B200")))
+    assert [finding.code for finding in findings] == found
+    assert all(finding.path == "$.device" and device in finding.message for finding in findings)
+
+
+def test_a_device_that_was_measured_needs_no_listing(tmp_path: Path) -> None:
+    own = EVIDENCE.replace("NVIDIA H200", "NVIDIA H999 80GB")
+    assert codes(load(tmp_path, "device: H999\n" + table(rule(evidence=own)))) == []
+
+
 UNREACHABLE = [
     (["cups: 8..16"], "cups: 9"),
     (["cups: 8.."], "cups: [8, 16, '100..']"),
