@@ -40,8 +40,33 @@ def check_tune(options: Mapping[str, Any]) -> None:
             spare("--table", beside(table), f"--{name}", options[name], f"{table}, whose measured shapes go to ")
 
 
+def check_profile(options: Mapping[str, Any], out: Path) -> None:
+    """Raise for options of `kreg profile` that would do nothing, and for files that it would destroy."""
+    recorded = options["recorded"]
+    for option, name in (("--figures", "collected"), ("--svg", "svg"), ("--keep", "keep")):
+        if options[name] is not None and options["plan_only"]:
+            raise click.UsageError(f"{option} needs a recording: leave out --plan-only")
+    for option, given in (("--keep", options["keep"]), ("--plan-only", options["plan_only"])):
+        if given and recorded is not None:
+            raise click.UsageError(f"{option}: got it together with --from {recorded}; allowed: one of them")
+    written = [("-o", out, "")]
+    if not options["plan_only"]:
+        written.append(("-o", trace_beside(out), f"{out}, whose trace goes to "))
+    written += [(f"--{name}", options[name], "") for name in ("svg", "keep") if options[name] is not None]
+    written += [("--figures", options["collected"], "")] if options["collected"] is not None else []
+    for place, (option, path, how) in enumerate(written):
+        spare(option, path, "--from", recorded, how)
+        for other, earlier, _ in written[:place]:
+            spare(option, path, other, earlier, how)
+
+
+def trace_beside(out: Path) -> Path:
+    """Where the trace of a page goes, for ui.perfetto.dev."""
+    return out.with_suffix(".perfetto.json")
+
+
 def spare(option: str, written: Path, source: str, read: Path | Sequence[Path] | None, how: str = "") -> None:
-    """Raise where what an option writes is a file that another one reads: what was measured would be lost."""
+    """Raise where what an option writes is a file that another one reads, or writes: one of the two would be lost."""
     for path in [read] if isinstance(read, Path) else read or ():
         if path.resolve() == written.resolve():
             raise click.UsageError(f"{option}: got {how}{written}, a file of {source}; allowed: another one")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from registry.cli import OK
-from registry.cli._files import FILE
+from registry.cli._files import FILE, check_profile, trace_beside
 from registry.cli._page import Page, json_option, print_json
 from registry.cli._plugins import plugin_option
 from registry.errors import InvalidArgument
@@ -23,7 +26,7 @@ from registry.errors import InvalidArgument
 @click.argument("variant")
 @click.option("--shape", required=True, metavar="SHAPE", help="As kreg tune spells it: b=4,hq=16,s=4096,d=128,causal.")
 @click.option("--config", metavar="K=V,..", help="One config, by the values that single it out. [default: first legal]")
-@click.option("-o", "--out", type=FILE, help="The page. [default: VARIANT.html]")
+@click.option("-o", "--out", type=FILE, help="The page. [default: VARIANT.html; with --json none]")
 @click.option(
     "--spans", type=click.IntRange(16, 65536), default=256, show_default=True, help="Kept of each role: the last."
 )
@@ -53,9 +56,8 @@ def command(variant: str, shape: str, **options: Any) -> int:
     from registry.profiling.trace import read
     from registry.tuning.extra import load_plugins
 
-    for option, value in (("--figures", options["collected"]), ("--svg", options["svg"]), ("--keep", options["keep"])):
-        if value is not None and options["plan_only"]:
-            raise click.UsageError(f"{option} needs a recording: leave out --plan-only")
+    out = options["out"] or Path(f"{variant}.html")
+    check_profile(options, out)
     load_plugins(options["plugins"])
     found = catalog.get().named(variant)
     case = Case.parse(found.op, shape)
@@ -63,33 +65,45 @@ def command(variant: str, shape: str, **options: Any) -> int:
     problem = case.problem(_target(options["device"], live))
     config = _config(found, problem, options["config"])
     anatomy = record.anatomy(found, problem, config)
-    out = options["out"] or Path(f"{variant}.html")
     trace = None
     if options["recorded"]:
         trace = read(options["recorded"], anatomy.kernel)
     elif live:
-        out.absolute().parent.mkdir(parents=True, exist_ok=True)
-        kept = options["keep"] or out.with_suffix(".proton.json")
-        record.record(found, case, config, anatomy, options["spans"], kept.absolute())
-        trace = read(kept, anatomy.kernel)
-        if not options["keep"]:
-            kept.unlink()
+        with _kept(options["keep"], out) as kept:
+            record.record(found, case, config, anatomy, options["spans"], kept)
+            trace = read(kept, anatomy.kernel)
     roles = figures.role_names(anatomy.roles)
     sums = figures.figures(trace, roles) if trace is not None else None
     steps = record.steps(found, problem, config, anatomy.kernel) if trace is not None else ()
     data = _data(variant, case, config, anatomy, roles, sums) | {"uses": _uses(anatomy, steps, trace, roles)}
     if options["collected"] and sums is not None:
         _collect(options["collected"], data)
-    if options["as_json"]:
-        print_json(data)
-        return OK
-    about = _about(variant, case, config, problem)
-    text = timeline.page(about, trace, anatomy, roles, sums, options["blocks"], steps)
-    _write(out, text, trace, roles, options["blocks"])
+    if options["out"] or not options["as_json"]:
+        about = _about(variant, case, config, problem)
+        text = timeline.page(about, trace, anatomy, roles, sums, options["blocks"], steps)
+        _write(out, text, trace, roles, options["blocks"])
     if options["svg"] and trace is not None:
         _picture(options["svg"], trace, roles, options["cycles"], lives(anatomy, steps, trace, trace.blocks[0], roles))
-    _print(out, anatomy, roles, sums, trace, data["uses"])
+    if options["as_json"]:
+        print_json(data)
+    else:
+        _print(out, anatomy, roles, sums, trace, data["uses"])
     return OK
+
+
+@contextlib.contextmanager
+def _kept(asked: Path | None, out: Path) -> Iterator[Path]:
+    """Where Proton's trace goes: to the file that was asked for, or for so long as it is read. Nobody else's file of
+    that name is in the way of one in a folder of its own."""
+    from registry.disk import make_folder
+
+    place = (asked or out).absolute()
+    make_folder(place.parent)
+    if asked is not None:
+        yield place
+        return
+    with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+        yield Path(folder) / "proton.json"
 
 
 def _target(device: str | None, live: bool) -> Any:
@@ -175,7 +189,7 @@ def _write(out: Path, text: str, trace: Any, roles: dict[int, str], blocks: int)
     write_atomic(out, text)
     if trace is not None:
         step = max(1, len(trace.blocks) // blocks)
-        write_atomic(out.with_suffix(".perfetto.json"), perfetto(trace, trace.blocks[::step][:blocks], roles))
+        write_atomic(trace_beside(out), perfetto(trace, trace.blocks[::step][:blocks], roles))
 
 
 def _picture(path: Path, trace: Any, roles: dict[int, str], cycles: int, memory: Any) -> None:
@@ -218,4 +232,4 @@ def _print(out: Path, anatomy: Any, roles: dict[int, str], sums: Any, trace: Any
             page.line(f"{trace.damaged} damaged events were passed over", style="yellow")
     page.line(f"page: {out}")
     if trace is not None:
-        page.line(f"trace for ui.perfetto.dev: {out.with_suffix('.perfetto.json')}")
+        page.line(f"trace for ui.perfetto.dev: {trace_beside(out)}")

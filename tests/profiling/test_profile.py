@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
 from pathlib import Path
@@ -263,6 +264,55 @@ def test_the_figures_come_as_json_too(attention, capsys):
     assert found["figures"] is None and found["roles"][3] == {"role": "producer", "warps": "14", "registers": 32}
 
 
+def test_with_json_the_files_that_were_asked_for_are_written(attention, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    drawn = ["profile", "gluon_fa3", *SHAPE, "--from", str(ATTENTION), "--json"]
+    assert main([*drawn, "-o", "p.html", "--svg", "p.svg"]) == OK
+    assert json.loads(capsys.readouterr().out)["figures"]["blocks"] == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"p.html", "p.perfetto.json", "p.svg"}
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert main(drawn) == OK and not list(tmp_path.iterdir()), "a page that nobody asked for"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--from", "t.json", "-o", "t.json"], "-o: got t.json, a file of --from"),
+        (["--from", "t.json", "--svg", "./t.json"], "--svg: got t.json, a file of --from"),
+        (["--from", "t.json", "--figures", "t.json"], "--figures: got t.json, a file of --from"),
+        (["--from", "t.perfetto.json", "-o", "t.html"], "-o: got t.html, whose trace goes to t.perfetto.json, a file"),
+        (["--from", "t.json", "-o", "p.html", "--svg", "p.html"], "--svg: got p.html, a file of -o"),
+        (
+            ["--from", "t.json", "-o", "p.html", "--figures", "p.perfetto.json"],
+            "--figures: got p.perfetto.json, a file",
+        ),
+        (["--from", "t.json", "--svg", "gluon_fa3.html"], "--svg: got gluon_fa3.html, a file of -o"),
+        (["--keep", "p.svg", "--svg", "p.svg"], "--keep: got p.svg, a file of --svg"),
+    ],
+)
+def test_no_file_is_written_over_what_is_read_or_written(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    for name in ("t.json", "t.perfetto.json"):
+        (tmp_path / name).write_text("measured")
+    assert main(["profile", "gluon_fa3", *SHAPE, *words]) == USAGE
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["measured"] * 2
+
+
+def test_a_live_run_leaves_no_trace_of_its_own_and_that_of_others(attention, tmp_path, monkeypatch):
+    """The launch stands in for one on a GPU: Proton's file of it is the recorded one."""
+    trace = gzip.decompress(ATTENTION.read_bytes())
+    monkeypatch.setattr(record, "record", lambda *given: given[-1].write_bytes(trace))
+    (tmp_path / "p.proton.json").write_text("somebody's")
+    live = ["profile", "gluon_fa3", *SHAPE, "--device", "H200", "-o", str(tmp_path / "p.html")]
+    assert main(live) == OK
+    assert {path.name for path in tmp_path.iterdir()} == {"p.html", "p.perfetto.json", "p.proton.json"}
+    assert (tmp_path / "p.proton.json").read_text() == "somebody's"
+    assert main([*live, "--keep", str(tmp_path / "new" / "t.json")]) == OK
+    assert (tmp_path / "new" / "t.json").read_bytes() == trace
+
+
 def test_figures_are_collected_for_a_guided_sweep(attention, tmp_path, capsys):
     """One row for each config and shape: recording it again replaces it."""
     from registry.tuning import observed
@@ -316,6 +366,8 @@ def test_the_memory_plan_says_what_lives_when(attention):
         (["gluon_fa3", *SHAPE, "--plan-only", "--figures", "f.json"], "--figures needs a recording"),
         (["gluon_fa3", *SHAPE, "--plan-only", "--svg", "f.svg"], "--svg needs a recording"),
         (["gluon_fa3", *SHAPE, "--plan-only", "--keep", "f.json"], "--keep needs a recording"),
+        (["gluon_fa3", *SHAPE, "--from", "t.json", "--keep", "f.json"], "--keep: got it together with --from t.json"),
+        (["gluon_fa3", *SHAPE, "--from", "t.json", "--plan-only"], "--plan-only: got it together with --from t.json"),
     ],
 )
 def test_what_cannot_be_profiled_is_refused_with_a_reason(arguments, said, capsys):
