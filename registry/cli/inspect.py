@@ -111,7 +111,8 @@ def inspect(
     as_json: bool,
     **values: Any,
 ) -> int:
-    """Compile and describe; 1 where something spills, does not fit, or does not compile."""
+    """Compile and describe; 1 where something spills, does not fit, or does not compile, as on an architecture that
+    the variant does not run on."""
     from registry.ops.known import op_named
 
     if variant.builds is None:
@@ -121,8 +122,10 @@ def inspect(
         raise click.UsageError(f"--arch: got {problem.target.arch}; allowed: a GPU such as sm90 or H100")
     reasons = variant.reasons(problem)
     configs = _configs(variant, problem, config, all_configs)
+    foreign = any(reason.field == "arch" for reason in reasons)  # compilers may abort on code for another one
+    compiled = [] if foreign else configs
     found = [
-        _kernel(variant, problem, chosen, build) for chosen in configs for build in _builds(variant, problem, chosen)
+        _kernel(variant, problem, chosen, build) for chosen in compiled for build in _builds(variant, problem, chosen)
     ]
     if as_json:
         data = {
@@ -134,9 +137,11 @@ def inspect(
         print_json(data)
     else:
         _print(variant, problem, reasons, found, sass, ptx)
+        if foreign:
+            click.echo(f"nothing is compiled: {variant.name} does not run on {problem.target.arch}")
     if save is not None:
         _save(variant, found, save)
-    return FINDING if any(kernel["findings"] for kernel in found) else OK
+    return FINDING if foreign or any(kernel["findings"] for kernel in found) else OK
 
 
 def _configs(variant: Any, problem: Any, wanted: str | None, everything: bool) -> list[dict[str, Any]]:

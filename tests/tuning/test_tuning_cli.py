@@ -147,6 +147,16 @@ def test_inspect_reads_what_the_compiler_made(tmp_path, capsys):
     assert "occupancy" in printed and "HMMA" in printed and "EXIT" in printed
 
 
+@pytest.mark.parametrize("more", [(), ("--all-configs", "--json")])
+def test_inspect_compiles_nothing_for_an_architecture_that_a_variant_does_not_run_on(more, capsys, monkeypatch):
+    """LLVM would abort on code for Hopper that is made for Blackwell, and take the process along."""
+    monkeypatch.setattr("registry.toolbox.builds.compile_build", None)
+    assert main(["inspect", "gluon_fa3", "--device", "B200", *more]) == 1
+    printed = capsys.readouterr().out
+    assert "arch: got sm100, allowed sm90" in printed and "does not compile" not in printed
+    assert "nothing is compiled: gluon_fa3 does not run on sm100" in printed or json.loads(printed)["kernels"] == []
+
+
 # --- the benchmark suite ------------------------------------------------------------------------------------------
 
 
