@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from registry.tables.model import Table
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 _READ_BY_TUNE = ("out", "also", "learn", "timelines", "shapes", "recorded")
 
 
-def check_tune(options: Mapping[str, Any]) -> None:
-    """Raise for files that `kreg tune` cannot do without, and for those that it would destroy."""
+def check_tune(op: str, options: Mapping[str, Any]) -> None:
+    """Raise for files that `kreg tune` cannot do without, for those that it would destroy, and for a table that could
+    not be written, or read to keep what it holds: before anything is measured."""
+    from registry.disk import no_folder
     from registry.tables.files import beside
     from registry.tuning.journal import holds_other
 
@@ -30,14 +35,39 @@ def check_tune(options: Mapping[str, Any]) -> None:
     for option, word in (("--keep", "keep"), ("--keep-trees", "keep_trees")):
         if options[word] and (table is None or not table.is_file()):
             raise click.UsageError(f"{option} needs --table FILE, a table that is there")
+    table_to_keep(op, options)
+    for option in ("learn", "timelines"):
+        if options[option] and not options["guided"]:
+            raise click.UsageError(f"--{option}: got {options[option][0]}, which only --guided reads: add --guided")
     if out is not None and holds_other(out):
         raise click.UsageError(
             f"--out: got {out}, which holds no raw results; allowed: a new file, or one of kreg tune's"
         )
     if table is not None:
+        if why := no_folder(table.absolute().parent):
+            raise click.UsageError(
+                f"--table: got {table}, but {why}; allowed: a file in a folder that can be written to"
+            )
         for name in _READ_BY_TUNE:
             spare("--table", table, f"--{name}", options[name])
             spare("--table", beside(table), f"--{name}", options[name], f"{table}, whose measured shapes go to ")
+
+
+def table_to_keep(op: str, options: Mapping[str, Any]) -> Table | None:
+    """The table that --keep or --keep-trees builds upon; None without them. Raises where --table holds none of this
+    op: it would be replaced, with all that was to be kept."""
+    if not (options["keep"] or options["keep_trees"]):
+        return None
+    from registry.tuning.lint import load_files
+
+    path = options["table_path"]
+    found = load_files([path])
+    if found.broken:
+        raise click.UsageError(f"--table: {found.broken[0]}; allowed with --keep and --keep-trees: a table of {op}")
+    if [table.op for table in found.tables] != [op]:
+        held = f"a table of {found.tables[0].op}" if found.tables else "which holds no table"
+        raise click.UsageError(f"--table: got {path}, {held}; allowed with --keep and --keep-trees: one of {op}")
+    return found.tables[0]
 
 
 def check_profile(options: Mapping[str, Any], out: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from registry.cli import FINDING, OK
+from registry.cli._files import table_to_keep
 from registry.cli._page import Page, print_json
 from registry.cli._sweep import report_lines, results_lines
 from registry.notices import both_ends, printable
@@ -24,7 +25,6 @@ def fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: Any
     from registry.tuning import journal, store
     from registry.tuning.helpers import helpers
     from registry.tuning.kinds import fits, kept
-    from registry.tuning.lint import load_files
     from registry.tuning.rules import make_table
 
     results = journal.read(path)
@@ -44,10 +44,10 @@ def fit(op: str, options: dict[str, Any], settings: Any, path: Path, report: Any
     results = results.joined(also)
     try:
         before = []
-        of_table = (options["keep"] or options["keep_trees"]) and load_files([options["table_path"]]).tables
-        if of_table:
-            before = kept(of_table[0], results.of(op), results.machine, other_shapes=options["keep_trees"])
-        if options["keep_trees"] and (anew := before.count(None) if of_table else "all"):
+        of_table = table_to_keep(op, options)
+        if of_table is not None:
+            before = kept(of_table, results.of(op), results.machine, other_shapes=options["keep_trees"])
+        if options["keep_trees"] and (anew := before.count(None)):
             notes.append(
                 f"kinds fitted anew: {anew} (--table has none such, or a variant has changed since it was made)"
             )

@@ -96,7 +96,7 @@ GUIDED_DROP = 1.1
 @click.option("--dry-run", is_flag=True, help="List shapes and contestants, and stop.")
 @json_option
 def command(op: str, **options: Any) -> int:
-    check_tune(options)
+    check_tune(op, options)
     from registry.tuning.extra import load_plugins
     from registry.tuning.taking_part import Settings
 
@@ -114,8 +114,9 @@ def command(op: str, **options: Any) -> int:
         raise InvalidArgument("--device", "cuda", "cpu: torch finds no GPU on this machine")
     if options["device"] is None and device == "cpu":
         click.echo("torch finds no GPU here: the CPU is measured. Grids are made for GPUs and may take long.", err=True)
-    _refuse_unknown(op, options["only"])
+    _refuse_unknown(op, (*options["only"], *options["skip"]))
     effort = _effort(options)
+    guidance = _guidance(op, options)
     with worker.child(device, "graph" if options["graph"] else "events", options["plugins"]) as child:
         child.start()
         if options["unsure"] is not None or options["dry_run"]:
@@ -126,7 +127,7 @@ def command(op: str, **options: Any) -> int:
         if options["dry_run"]:
             return _dry_run(cases, child, options)
         path = options["out"] or _journal_path(op, child.welcome["machine"], options["graph"])
-        report = _measure(cases, path, child, effort, _guidance(op, options), options)
+        report = _measure(cases, path, child, effort, guidance, options)
     status = fit(op, options, settings, path, report)
     return ENDED_BY.get(report.stopped, status)
 
@@ -215,9 +216,15 @@ def _guidance(op: str, options: dict[str, Any]) -> Any:
     from registry.tuning import journal, observed
     from registry.tuning.guided import Guidance
 
+    learnt: list[Any] = []
+    for path in options["learn"]:
+        cases = journal.read(path).of(op)
+        if not any(case.timed for case in cases):
+            allowed = f"raw results of kreg tune {op}"
+            raise InvalidArgument("--learn", f"{path}, in which nothing of {op} was timed", allowed)
+        learnt += cases
     return Guidance(
-        learnt=tuple(case for path in options["learn"] for case in journal.read(path).of(op)),
-        observed=tuple(one for path in options["timelines"] for one in observed.read(path)),
+        learnt=tuple(learnt), observed=tuple(one for path in options["timelines"] for one in observed.read(path))
     )
 
 

@@ -98,6 +98,25 @@ def test_trees_and_weights_may_be_kept_where_no_source_has_changed(tuned, tmp_pa
     assert "kinds fitted anew: 1 " in capsys.readouterr().out and ": 77.7" not in where.read_text()
 
 
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ("op: matmul\narch: cpu\nrules:\n- use: [torch_matmul]\n", "a table of matmul; allowed with --keep and"),
+        ("op: attention\narch: cpu\nrules:\n- use: [torch_cpu\n", "is not YAML"),
+        ("errata: []\n", "which holds no table"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--keep", "--keep-trees"])
+def test_what_is_no_table_of_the_op_is_not_kept_and_stays_as_it_is(tuned, tmp_path, capsys, held, said, option):
+    where = tmp_path / "own.yaml"
+    where.write_text(held)
+    for more in (["--fit-only", "--out", tuned[1]["results"]], ["--device", "cpu", "--grid", "tiny"]):
+        assert main(["tune", "attention", *more, "--table", str(where), option]) == 2
+        err = capsys.readouterr().err
+        assert said in err and str(where) in err and err.count("\n") == 1
+    assert where.read_text() == held and list(tmp_path.iterdir()) == [where]
+
+
 def test_a_dry_run_lists_contestants_and_measures_nothing(cache, capsys):
     before = sorted(cache.rglob("*"))
     assert main([*TUNE, "--grid", "tiny", "--dry-run", "--json"]) == 0
@@ -116,6 +135,18 @@ def test_a_dry_run_lists_contestants_and_measures_nothing(cache, capsys):
         (["tune", "attention", "--keep"], "--keep needs --table FILE"),
         (["tune", "attention", "--keep-trees", "--table", "none.yaml"], "--keep-trees needs --table FILE"),
         (["tune", "attention", "--out", __file__, "--also", __file__], "its shapes would count twice"),
+        (["tune", "attention", "--skip", "nope", "--device", "cpu"], "no variant 'nope' of op 'attention'"),
+        (["tune", "attention", "--learn", __file__], "which only --guided reads: add --guided"),
+        (["tune", "attention", "--timelines", __file__], "which only --guided reads: add --guided"),
+        (
+            ["tune", "attention", "--guided", "--learn", __file__, "--device", "cpu"],
+            "in which nothing of attention was",
+        ),
+        (["tune", "attention", "--guided", "--timelines", __file__, "--device", "cpu"], "--timelines: got "),
+        (
+            ["tune", "attention", "--table", f"{__file__}/t.yaml"],
+            f"--table: got {__file__}/t.yaml, but {__file__} is no",
+        ),
         (["tune", "everything"], "everything"),
         (["inspect", "torch_matmul"], "declares no builds"),
         (["inspect", "no_such"], "no variant 'no_such' of any op; known: "),
