@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -46,6 +47,7 @@ def command(
 ) -> int:
     from registry.disk import write_atomic
     from registry.dispatch.in_force import cache_folder
+    from registry.report.against import compare
     from registry.report.page import MOST_BYTES, page
     from registry.report.sources import read
     from registry.tuning.extra import load_plugins
@@ -61,13 +63,19 @@ def command(
     for name, given in (("RESULTS", paths), ("--against", against)):
         spare("--out", out, name, _inputs(given, out))
     found = read(paths)
-    old = read(against) if against else None
+    old = read(against, "--against") if against else None
     shown = Page()
     for note in (*found.passed_over, *(old.passed_over if old else ())):
         shown.line(f"passed over: {note}", style="yellow")
     if not (found.runs or found.calls):
         shown.line("nothing to show: no file holds a measurement")
         return FINDING
+    change = compare(found.runs, old.runs) if old is not None else None
+    if fail_if_slower and change is not None and not any(change[name] for name in ("slower", "faster", "same")):
+        raise click.UsageError(
+            f"--against: got {', '.join(map(str, against))}, which measured nothing that RESULTS did; allowed with "
+            "--fail-if-slower: results of the same shapes and variants, in the same mode"
+        )
     text = page(found, old, title)
     write_atomic(out, text)
     if pictures is not None:
@@ -77,8 +85,9 @@ def command(
     shown.line(f"{out}: {len(found.runs)} sweeps, {shapes} shapes, {size / 1e6:.1f} MB")
     if size > MOST_BYTES:
         shown.line(f"larger than {MOST_BYTES / 1e6:.0f} MB: give fewer files for a page that opens on a phone")
-    slower = _compared(shown, found, old) if old is not None else 0
-    return FINDING if fail_if_slower and slower else OK
+    if change is not None:
+        _show(shown, change)
+    return FINDING if fail_if_slower and change is not None and change["slower"] else OK
 
 
 def _inputs(paths: tuple[Path, ...], out: Path) -> list[Path]:
@@ -96,10 +105,7 @@ def _draw(found: Sources, folder: Path) -> None:
         (folder / name).write_bytes(data)
 
 
-def _compared(shown: Page, found: Sources, old: Sources) -> int:
-    from registry.report.against import compare
-
-    change = compare(found.runs, old.runs)
+def _show(shown: Page, change: Mapping[str, Any]) -> None:
     shown.line(
         f"{change['slower']} slower, {change['faster']} faster, {change['same']} the same within noise; "
         f"{change['only_new']} only in the new results, {change['only_old']} only in the old"
@@ -110,4 +116,3 @@ def _compared(shown: Page, found: Sources, old: Sources) -> int:
         before, now = row["ms"]
         shown.line(f"{100 * row['change']:+.1f}%  {row['op']} {row['shape']}  {row['variant']}", indent=2)
         shown.line(f"{before:.4g} ms before, {now:.4g} now; noise {100 * row['noise']:.1f}%", indent=10)
-    return int(change["slower"])

@@ -32,10 +32,11 @@ class Sources:
     """What could not be used, and why, for people."""
 
 
-def read(paths: Iterable[Path]) -> Sources:
-    """Results files, and all those in folders. A path that is not there is an error; one that is no result is named."""
+def read(paths: Iterable[Path], option: str = "RESULTS") -> Sources:
+    """Results files, and all those in folders. A path that is not there is an error of the argument that named it; one
+    that is no result is named."""
     found = Sources()
-    files = [file for path in paths for file in _files(path)]
+    files = [file for path in paths for file in _files(path, option)]
     names = _short_names(files)
     for file in files:
         try:
@@ -45,11 +46,11 @@ def read(paths: Iterable[Path]) -> Sources:
     return found
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: Path, option: str) -> list[Path]:
     if path.is_dir():
         return sorted(file for file in path.rglob("*") if file.suffix in (".jsonl", ".json"))
     if not path.is_file():
-        raise InvalidArgument("RESULTS", str(path), "files of results or folders that hold some")
+        raise InvalidArgument(option, str(path), "files of results or folders that hold some")
     return [path]
 
 

@@ -296,6 +296,20 @@ def test_the_command_draws_compares_and_says_what_it_passed_over(tmp_path, capsy
     assert main(["report", str(new), "-o", str(out), "--against", str(old), "--fail-if-slower"]) == FINDING
 
 
+def test_a_gate_that_compares_nothing_does_not_pass(tmp_path, capsys):
+    new, out = write(tmp_path / "new.jsonl", "attention", TIMES), tmp_path / "r.html"
+    other = write(tmp_path / "other.jsonl", "attention_backward", TIMES)
+    (empty := tmp_path / "empty").mkdir()
+    gate = ["report", str(new), "-o", str(out), "--fail-if-slower", "--against"]
+    for old in (empty, other):
+        assert main([*gate, str(old)]) == USAGE and not out.exists()
+        err = capsys.readouterr().err
+        assert f"--against: got {old}, which measured nothing that RESULTS did; allowed" in err
+    assert main([*gate[:-2], "--against", str(other)]) == OK, "a page may be drawn of them"
+    assert main([*gate, str(tmp_path / "nope")]) == USAGE
+    assert f"--against: got {tmp_path / 'nope'}; allowed: files of results" in capsys.readouterr().err
+
+
 def test_the_command_refuses_what_it_cannot_do(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("REGISTRY_CACHE", str(tmp_path / "none"))
     assert main(["report", "-o", str(tmp_path / "r.html")]) == USAGE
