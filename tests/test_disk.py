@@ -14,6 +14,7 @@ import registry
 from registry.disk import make_folder, no_folder, write_atomic
 from registry.errors import InvalidArgument
 from registry.ops.parts.cases import from_file, save_recorded
+from registry.tables.schema import write_schema
 
 
 def test_a_pipe_is_written_to_and_stays_one(tmp_path):
@@ -37,18 +38,33 @@ def test_a_link_stays_one(tmp_path):
     assert os.listdir(target.parent) == ["target"]
 
 
-def test_a_full_disk_leaves_what_was_recorded_before(tmp_path, monkeypatch):
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Fills the disk when it is called."""
+
     def full(file):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    return lambda: monkeypatch.setattr(os, "fsync", full)
+
+
+def test_a_full_disk_leaves_what_was_recorded_before(tmp_path, monkeypatch, full_disk):
     with registry.record() as ran:
         registry.matmul(torch.ones(2, 3), torch.ones(3, 2))
     monkeypatch.setenv("HOME", str(tmp_path))
     assert save_recorded(ran.problems, "~/served.json") == 1
-    monkeypatch.setattr(os, "fsync", full)
+    full_disk()
     with pytest.raises(OSError, match="No space left"):
         save_recorded([*ran.problems] * 2, tmp_path / "served.json")
     assert len(from_file("matmul", tmp_path / "served.json")) == 1 and os.listdir(tmp_path) == ["served.json"]
+
+
+def test_a_full_disk_leaves_the_schema_that_was_there(tmp_path, full_disk):
+    (tmp_path / "table.schema.json").write_text("{}")
+    full_disk()
+    with pytest.raises(OSError, match="No space left"):
+        write_schema(tmp_path)
+    assert (tmp_path / "table.schema.json").read_text() == "{}" and os.listdir(tmp_path) == ["table.schema.json"]
 
 
 def test_a_folder_is_no_place_for_a_file(tmp_path):

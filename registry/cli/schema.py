@@ -40,4 +40,4 @@ def command(kind: str, write_to: str | None, check_in: str | None, as_json: bool
 
 
 def _is_current(path: Path, text: str) -> bool:
-    return path.is_file() and path.read_text(encoding="utf-8") == text
+    return path.is_file() and path.read_text(encoding="utf-8", errors="replace") == text

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import msgspec
 from msgspec import Meta, Struct
 
+from registry.disk import write_atomic
 from registry.tables.reader import Document, type_name
 from registry.tables.reader import Path as ValuePath
 
@@ -264,7 +265,7 @@ def write_schema(folder: Path) -> list[Path]:
     written = []
     for name, kind in SCHEMAS.items():
         path = Path(folder) / name
-        path.write_text(schema_text(kind), encoding="utf-8")
+        write_atomic(path, schema_text(kind))
         written.append(path)
     return written
 

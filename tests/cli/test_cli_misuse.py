@@ -50,6 +50,13 @@ def test_a_file_that_holds_no_shapes_is_one_line(capsys, tmp_path, content, said
     assert said in err and err.count("\n") == 1
 
 
+def test_a_schema_that_is_no_text_is_not_current_and_is_written_anew(capsys, tmp_path):
+    (tmp_path / "table.schema.json").write_bytes(b"\xff\xfe{}")
+    assert main(["schema", "--check", str(tmp_path)]) == FINDING
+    assert main(["schema", "--write", str(tmp_path)]) == OK == main(["schema", "--check", str(tmp_path)])
+    assert "table.schema.json is not current" in capsys.readouterr().out.replace("\n", " ")
+
+
 def test_a_file_of_shapes_may_begin_with_a_byte_order_mark(tmp_path):
     """As editors of Windows write them."""
     (tmp_path / "shapes.txt").write_bytes(b"\xef\xbb\xbfs=64,d=32\r\n")
