@@ -33,17 +33,32 @@ def written(path: Path, text: str) -> Iterator[Callable[[], object]]:
     if place.is_dir():  # or the error would name a file of ours
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     make_folder(place.parent)
-    handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.", suffix=".tmp")
+    with _told_of(path):
+        handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with _told_of(path), os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        yield functools.partial(os.replace, name, place)
+            os.chmod(name, 0o644)
+
+        def put_in_place() -> None:
+            with _told_of(path):
+                os.replace(name, place)
+
+        yield put_in_place
     finally:
         with contextlib.suppress(OSError):
             os.unlink(name)
+
+
+@contextlib.contextmanager
+def _told_of(path: Path) -> Iterator[None]:
+    """Errors name the file that was asked for, not one of ours beside it, which is gone by then."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def make_folder(path: Path) -> None:

@@ -67,6 +67,19 @@ def test_a_full_disk_leaves_the_schema_that_was_there(tmp_path, full_disk):
     assert (tmp_path / "table.schema.json").read_text() == "{}" and os.listdir(tmp_path) == ["table.schema.json"]
 
 
+@pytest.mark.parametrize("name", ["tempfile.mkstemp", "os.fsync", "os.replace"])
+def test_errors_name_the_file_that_was_asked_for(tmp_path, monkeypatch, name):
+    """Those of the system name the file beside it that takes its place, or none."""
+
+    def refused(*where, **how):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / ".page.html.x8d7.tmp"))
+
+    monkeypatch.setattr(name, refused)
+    with pytest.raises(PermissionError) as caught:
+        write_atomic(tmp_path / "page.html", "text")
+    assert caught.value.filename == str(tmp_path / "page.html") and os.listdir(tmp_path) == []
+
+
 def test_a_folder_is_no_place_for_a_file(tmp_path):
     with pytest.raises(IsADirectoryError) as caught:
         write_atomic(tmp_path, "text")
