@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -119,12 +121,23 @@ def command(name: str, op: str, package: bool, into: Path) -> int:
         files |= {f"{module}/__init__.py": INIT, f"{module}/kernel.py": kernel, f"tests/test_{module}.py": TEST}
     else:
         files |= {f"{module}.py": kernel, f"test_{module}.py": TEST}
-    for file, text in files.items():
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_text(_filled(_filled(text, words), words), encoding="utf-8")
+    _write({folder / file: _filled(_filled(text, words), words) for file, text in files.items()})
+    for file in files:
         click.echo(f"{folder / file}")
     click.echo(f"now: cd {shlex.quote(str(folder))}, pip install -e ., pytest")
     return OK
+
+
+def _write(files: Mapping[Path, str]) -> None:
+    """All of them or none: with a part of them there, the same command would find that the folder is not empty."""
+    with contextlib.ExitStack() as undo:
+        for path, text in files.items():
+            for folder in reversed([parent for parent in path.parents if not parent.exists()]):
+                folder.mkdir()
+                undo.callback(folder.rmdir)
+            undo.callback(path.unlink, missing_ok=True)
+            path.write_text(text, encoding="utf-8")
+        undo.pop_all()
 
 
 def _filled(text: str, words: dict[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -109,6 +110,27 @@ def test_the_name_of_a_variant_that_is_there_is_refused(declare, tmp_path, capsy
     assert main(["new", "acme.there", "--into", str(tmp_path)]) == USAGE
     said = "NAME: got 'acme.there', which registry.register declares; allowed: a name that no variant has here"
     assert said in " ".join(capsys.readouterr().err.split()) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_disk_that_fills_leaves_nothing_behind(tmp_path, monkeypatch, capsys, there):
+    """Of a part of the files the same command would say that the folder is not empty."""
+    writing, folder = Path.write_text, tmp_path / "deep" / "acme-full"
+
+    def until_full(path, text, **how):
+        if path.parent.name == "tests":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return writing(path, text, **how)
+
+    if there:
+        folder.mkdir(parents=True)
+    command = ["new", "acme.full", "--package", "--into", str(folder.parent)]
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", until_full)
+        assert main(command) == USAGE
+    assert "test_acme_full.py: No space left on device" in capsys.readouterr().err
+    assert [*tmp_path.rglob("*")] == ([folder.parent, folder] if there else [])
+    assert main(command) == OK
 
 
 def test_mistakes_are_one_line(tmp_path, capsys):
