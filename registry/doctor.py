@@ -22,7 +22,7 @@ from registry.contract.declared import never_met
 from registry.contract.describe import plain_data
 from registry.contract.target import Target
 from registry.disk import no_folder
-from registry.dispatch import in_force
+from registry.dispatch import compiled_calls, in_force
 from registry.dispatch.catalog import catalog
 from registry.dispatch.discovery import load_commands
 from registry.dispatch.quarantine import quarantine
@@ -44,6 +44,7 @@ def examine(taken: Collection[str] = ()) -> dict[str, Any]:
     tables, broken = _tables()
     refused = tables.broken if tables is not None else ()
     findings = lint_tables(tables) if tables is not None else []
+    compiled_calls.wanted()  # where the environment asks for what there is not, a notice says so
     told = {(error.file, error.line, error.problem) for error in refused}
     return {
         "versions": versions(),

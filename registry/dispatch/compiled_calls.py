@@ -20,9 +20,12 @@ import torch
 
 from registry.dispatch import traced
 from registry.dispatch.scope import EMPTY, current
+from registry.errors import InvalidArgument
+from registry.notices import notice
 
 VARIABLE = "REGISTRY_COMPILED_CALLS"
-"""Set to "op", compiled graphs call the torch ops."""
+OF_OPS = "op"
+"""Set to this, compiled graphs call the torch ops."""
 MOST_SHORTCUTS = 8
 """How often one call of a graph is looked at anew: its tensors change in what a graph may leave open."""
 
@@ -111,7 +114,12 @@ torch.ops.registry.in_graphs = _Calls()  # type: ignore[attr-defined]
 
 
 def wanted() -> bool:
-    return os.environ.get(VARIABLE) != "op"
+    """Whether graphs call what is beneath the ops. A value that says nothing is a notice: a compiler asks here, in the
+    middle of a graph."""
+    value = os.environ.get(VARIABLE, "")
+    if value not in ("", OF_OPS):
+        notice(str(InvalidArgument(VARIABLE, repr(value), f"{OF_OPS}, or nothing, for which this is taken")))
+    return value != OF_OPS
 
 
 def lend() -> None:

@@ -6,6 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import registry
+from registry import doctor
 from registry.dispatch import compiled_calls, traced
 
 pytestmark = pytest.mark.slow(2, together="inductor")
@@ -175,6 +176,15 @@ def test_on_request_graphs_call_the_ops(declare, qkv, monkeypatch):
     torch.testing.assert_close(found, wanted(*qkv))
     calls = compiled_calls._Calls()  # of graphs that another process wrote
     assert calls["attention 12345678"] is torch.ops.registry.attention.default
+
+
+@pytest.mark.parametrize(("value", "taken"), [("", True), ("op", False), ("Op", True), ("0", True)])
+def test_a_request_that_there_is_not_is_a_notice_which_doctor_has(monkeypatch, value, taken):
+    monkeypatch.setenv(compiled_calls.VARIABLE, value)
+    monkeypatch.setattr(doctor, "lint_tables", lambda tables: [])  # takes seconds
+    said = f"REGISTRY_COMPILED_CALLS: got {value!r}; allowed: op, or nothing, for which this is taken"
+    assert compiled_calls.wanted() == taken
+    assert (said in doctor.examine()["notices"]) == (value not in ("", "op"))
 
 
 @torch.no_grad()
