@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -44,6 +45,9 @@ MOST_ENDINGS = 3
 LAST_WORDS = 2000
 """Bytes of what a process printed before it ended."""
 DRAWING, DRAWN = "problems are drawn", "drawn"
+OUT_OF_MEMORY = "OutOfMemoryError"
+PAUSES = (0.5, 2.0, 5.0)
+"""Seconds before a check that found no memory is tried again."""
 LEAST_TO_DRAW = 60
 """Seconds that this has, however short the checks shall be."""
 STICKY = 3
@@ -217,7 +221,7 @@ def _watched(subject: Subject, checks: Sequence[testing.Check], given: argparse.
             continue
         _note(given.journal, {"subject": subject, "begins": check.name, "about": check.about})
         with _ending_after(given.timeout):
-            outcomes.append(check.run())
+            outcomes.append(_run(check))
         _note(given.journal, {"subject": subject, "outcome": asdict(outcomes[-1])})
         if testing.is_sticky(outcomes[-1]):
             raise SystemExit(STICKY)
@@ -227,6 +231,19 @@ def _watched(subject: Subject, checks: Sequence[testing.Check], given: argparse.
         _note(given.journal, {"subject": subject, "smallest": smallest})
         if testing.breaks_process(smallest):  # while it was looked for: what follows is not to blame
             raise SystemExit(STICKY)
+
+
+def _run(check: testing.Check) -> testing.Outcome:
+    """Of processes that share a GPU, one may have the memory that another needs: nothing is wrong with a kernel for it.
+    So what a check took is given back, and one that found too little is tried again."""
+    for pause in (*PAUSES, None):
+        outcome = check.run()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        if pause is None or OUT_OF_MEMORY not in outcome.detail:
+            break
+        time.sleep(pause)
+    return outcome
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mutants_of_callers import OF_CALLERS
+from mutants_of_ranges import OF_RANGES
 
 KERNELS = Path(__file__).parent / "kernels"
 
@@ -307,7 +308,7 @@ _FAULTS = {
 """Of each kernel the words that are changed, and what they become, by the fault that it is; <> stands for themselves."""
 MUTANTS = [
     Mutant(kernel, fault, old, new.replace("<>", old))
-    for kernel, places in (*_FAULTS.items(), *OF_CALLERS.items())
+    for kernel, places in (*_FAULTS.items(), *OF_CALLERS.items(), *OF_RANGES.items())
     for old, faults in places.items()
     for fault, new in faults.items()
 ]

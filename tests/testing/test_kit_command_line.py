@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import registry
 from registry.testing import Check
@@ -185,3 +186,20 @@ def test_a_process_that_says_nothing_fails(monkeypatch: Any) -> None:
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **given: popen([sys.executable, "-c", ""], **given))
     assert main(["--variant", "torch_cpu", "--jobs", "2"]) == 1
+
+
+def test_a_check_that_found_no_memory_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def check() -> Finding:
+        calls.append(1)
+        if len(calls) < 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+        return Finding()
+
+    monkeypatch.setattr(command_line, "PAUSES", (0.0, 0.0))
+    assert command_line._run(Check("of a shared GPU", check)).passed
+    calls.clear()
+    monkeypatch.setattr(command_line, "PAUSES", (0.0,))
+    assert "OutOfMemoryError" in command_line._run(Check("of a shared GPU", check)).detail
+    assert len(calls) == 2

@@ -93,7 +93,7 @@ class AttentionKit(AttentionLikeKit):
         dims_v = _head_dims(requires.head_dim_v, requires.head_dim_v_multiple, size) if requires.head_dim_v else []
         heads = [(2, 2), (1, 1), *([] if size.slow else [(3, 3)]), *([(16, 16)] if size.large else [])]
         if requires.gqa:
-            heads += [(4, 2), *([(3, 1)] if size.slow else [(6, 1), (6, 2), (8, 1)])]
+            heads += [(4, 2), *([(3, 1)] if size.slow else [(6, 1), (6, 2), (8, 1), (5, 1), (16, 1)])]
             heads += [(32, 8)] if size.large else []
         return {
             "dtype": list(requires.dtypes),
@@ -135,6 +135,7 @@ class AttentionKit(AttentionLikeKit):
             {"mask": causal, "softcap": 5.0, "heads": (4, 2)},
             {"memory": "fused", "heads": (4, 2), "mask": causal},
             {"mask": window, "lengths": (1, 129)},  # whose own key begins a block
+            *({"mask": (False, (0, 1)), "lengths": (s, s)} for s in (300, 1000)),  # its next key begins one
             {"lengths": (1, 300), "mask": (False, None)},
             {"lengths": (1, 1)},
             {"memory": "expanded", "batch": 2, "heads": (2, 2), "lengths": (77, 77)},
@@ -149,7 +150,7 @@ class AttentionKit(AttentionLikeKit):
             far = masks[:2] if size.far else ()
             return (*({**few, "mask": mask} for mask in masks), *({**one, "mask": mask} for mask in far))
         many: Spec = {"batch": 64, "heads": (16, 16), "head_dim_v": 0, "memory": "bhsd", "softcap": 0.0, "spread": ""}
-        wide: Spec = {**many, "batch": 2, "lengths": (size.long, size.long), "mask": (True, (257, 0))}
+        wide: Spec = {**many, "batch": 1, "heads": (4, 4), "lengths": (size.long, size.long), "mask": (True, (257, 0))}
         return wide, *(
             {**many, "head_dim": d, "lengths": (s, s), "mask": (causal, None)}
             for d, s, causal in ((128, 77, False), (128, 129, True), (64, 129, False))

@@ -49,6 +49,7 @@ NO_PAGE = 2**30
 """What they hold: a page that is nowhere near."""
 PAGES = (16, 1, 64, 128, 256, 3, 48)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+SCALED = tuple(itertools.product(QUANTISED_NAMES, ("packed", "cache", "paged")))
 
 Pairs = tuple[tuple[int, int], ...]
 """(queries, keys) of each sequence."""
@@ -125,7 +126,7 @@ class VarlenKit(AttentionLikeKit):
         heads = [(4, 2)] if requires.gqa else []
         heads += [(2, 2), (1, 1), (3, 3)]
         if requires.gqa:
-            heads += [(6, 1), (16, 1), (6, 2), (32, 1), (16, 2)] + ([(32, 8)] if size.large else [])
+            heads += [(6, 1), (16, 1), (6, 2), (32, 1), (16, 2), (5, 1)] + ([(32, 8)] if size.large else [])
         dims_v = _range(requires.head_dim_v, requires.head_dim_v_multiple, HEAD_DIMS, size.widest)
         pages = _range(requires.page_size, requires.page_size_multiple, PAGES, 256) if _paged(requires) else []
         quantised = [(name, scale) for name in _quantised(requires) for scale in requires.kv_scales]
@@ -185,6 +186,7 @@ class VarlenKit(AttentionLikeKit):
             {"sinks": True, "mask": (False, (5, 3))},
             {"mask": causal, "softcap": 5.0, "heads": (4, 2)},
             {"alibi": True, "mask": causal},
+            *({"quantised": (name, "head"), "kv_layout": kind, "heads": (2, 2)} for name, kind in SCALED),
         )
 
     def crowded(self, size: Size) -> Sequence[Spec]:

@@ -94,7 +94,7 @@ class GroupedMmKit(ProductKit):
             {"sizes": (9, 300, 64, 77), "spread": "empty", "form": "inner", "layout": "tn"},
             {"sizes": (16, 24, 136, 64), "spread": "one", "form": "rows", "layout": "nt"},
             {"gather": "int64 of many", "scaling": "rowwise", "form": "rows"},
-            {"activation": "silu", "gated": False, "loud": True},
+            *({"activation": "silu", "gated": gated, "loud": True} for gated in (False, True)),
             {**swiglu, "sizes": (64, 700, 512, 1024), "form": "rows", "gather": "int64", "scaling": "rowwise"},
         )
 
@@ -145,7 +145,10 @@ class GroupedMmKit(ProductKit):
             return False
         if spec["scales"] and not spec["scaling"]:
             return False
-        if spec["loud"] and (not spec["activation"] or spec["gated"] or getattr(torch, spec["dtype"]) in FP8):
+        half = wanted_out_dtype(spec) is torch.float16  # which cannot hold a product of two such sums
+        if spec["loud"] and (
+            not spec["activation"] or (spec["gated"] and half) or getattr(torch, spec["dtype"]) in FP8
+        ):
             return False
         return spec["form"] == "rows" or (not spec["gather"] and (spec["form"] == "inner" or spec["spread"] == "even"))
 
